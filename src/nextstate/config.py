@@ -1,0 +1,199 @@
+"""Settings, typed and checked before a model loads.
+
+Read once, at the edge, from weakest to strongest: defaults, a TOML file, NEXTSTATE_* environment variables
+(NEXTSTATE_LEARN__RANK=8), command-line options. Below that, code receives the values it uses.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from nextstate.errors import ConfigError
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ServeConfig(_Section):
+    host: str = "127.0.0.1"
+    """Only loopback addresses are served without a key."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 8700
+    api_key: SecretStr | None = None
+    """Clients must send it as a bearer token; needed for any address but loopback. Set it by environment."""
+    max_queue: PositiveInt = 64
+    """Requests that may wait for a free stream; more are answered 429."""
+    temperature: NonNegativeFloat = 0.7
+    """For requests that name none."""
+    max_tokens: PositiveInt = 512
+    """For requests that name none."""
+    max_body_bytes: PositiveInt = 8_000_000
+
+
+class EngineConfig(_Section):
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    max_streams: PositiveInt = 16
+    """Replies generated at once."""
+    threads: PositiveInt = 1
+    """CPU threads of the decoding loop; more gain nothing there."""
+    prefix_cache_tokens: NonNegativeInt = 4096
+    """Tokens of finished sequences whose keys and values are kept for prompts that begin the same way."""
+
+
+class CollectConfig(_Section):
+    idle_s: PositiveFloat = 1800
+    """A session without requests for this long ends; its last turn stays without a verdict."""
+
+
+class JudgeConfig(_Section):
+    base_url: str | None = None
+    """An OpenAI-compatible endpoint to ask for votes. None: the base weights in the local engine vote."""
+    model: str = "judge"
+    api_key: SecretStr | None = None
+    votes: PositiveInt = 3
+    """Samples a turn, from an endpoint."""
+    deadline_s: PositiveFloat = 60
+    concurrency: PositiveInt = 4
+    """Turns judged at once."""
+    max_attempts: PositiveInt = 20
+    """A turn whose judge failed this often is left out."""
+
+
+class LearnConfig(_Section):
+    enabled: bool = True
+    objective: Literal["binary", "distillation", "hybrid"] = "hybrid"
+    """What trains: good and bad verdicts, the hinted teacher, or both."""
+    batch_turns: PositiveInt = 8
+    """Turns that start an update."""
+    max_wait_s: PositiveFloat = 60
+    """A turn that has waited this long starts an update alone: one correction does not wait for a crowd."""
+    rank: PositiveInt = 16
+    alpha: PositiveInt = 32
+    targets: str = "all-linear"
+    learning_rate: PositiveFloat = 1e-4
+    max_grad_norm: PositiveFloat = 1.0
+    steps: PositiveInt = 1
+    """Optimiser steps on one batch."""
+    clip_low: PositiveFloat = 0.2
+    clip_high: PositiveFloat = 0.28
+    reward_weight: NonNegativeFloat = 1.0
+    """w_RL: weight of the binary reward."""
+    teacher_weight: NonNegativeFloat = 1.0
+    """w_OPD: weight of the hinted teacher."""
+    top_k: NonNegativeInt = 4
+    """Tokens of the student's distribution that the teacher corrects at each position; 0: the sampled one only."""
+    gap_clip: PositiveFloat = 1.0
+    """C: bound on the teacher's log-prob gap, nats."""
+    importance_cap: PositiveFloat = 2.0
+    """Truncation of the importance weight between the version that sampled a token and the one being trained."""
+    kl_weight: NonNegativeFloat = 0.05
+    """beta: weight of the k3 estimate of the divergence from the base."""
+    baseline_rate: Annotated[float, Field(gt=0, le=1)] = 0.1
+    """Rate of the running mean reward that is subtracted."""
+    lag_versions: NonNegativeInt = 4
+    """Versions a token may trail the one being trained; older tokens are masked."""
+    max_turn_tokens: PositiveInt = 4096
+    """Longer turns are left out, so that an update fits in memory."""
+    micro_batch_tokens: PositiveInt = 1024
+    """Tokens in one forward and backward pass."""
+    threads: NonNegativeInt = 0
+    """CPU threads of the trainer; 0: the cores that the engine leaves."""
+    seed: int = 0
+
+    @model_validator(mode="after")
+    def check(self) -> Self:
+        if self.clip_low >= 1:
+            raise ValueError(f"learn.clip_low is {self.clip_low}; from 1 on, nothing holds the ratio from below")
+        if self.reward_weight == 0 and self.teacher_weight == 0:
+            raise ValueError("learn.reward_weight and learn.teacher_weight are both 0, so nothing would be learned")
+        return self
+
+
+class GateConfig(_Section):
+    probe_bound: PositiveFloat | None = None
+    """Largest log-prob difference between trainer and engine on the probe, nats; None: 1e-3 in float32, else 0.5."""
+    max_divergence: PositiveFloat = 1.0
+    """Mean divergence from the base on the probe, nats a token, beyond which a version does not serve."""
+
+
+class Config(BaseSettings):
+    model_config = SettingsConfigDict(
+        env_prefix="NEXTSTATE_",
+        env_nested_delimiter="__",
+        extra="forbid",
+        frozen=True,
+        nested_model_default_partial_update=True,
+    )
+
+    model: str = "smollm2-135m-instruct"
+    """Hub name or folder of a causal chat model; the default is built in."""
+    data: Path = Path("nextstate-data")
+    """Folder of the store and the policy versions; belongs to one model and one server."""
+    serve: ServeConfig = ServeConfig()
+    engine: EngineConfig = EngineConfig()
+    collect: CollectConfig = CollectConfig()
+    judge: JudgeConfig = JudgeConfig()
+    learn: LearnConfig = LearnConfig()
+    gate: GateConfig = GateConfig()
+
+    @property
+    def database_url(self) -> str:
+        return f"sqlite:///{self.data.resolve() / 'nextstate.db'}"
+
+    @property
+    def versions_dir(self) -> Path:
+        return self.data / "versions"
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+
+
+def load(file: Path | None = None, **options: Any) -> Config:
+    """The configuration from a TOML file, the environment and options (sections as dicts).
+
+    Raises:
+        ConfigError: a file that cannot be read, an unknown name, or a value out of range; names each of them.
+    """
+    if file is not None and not file.is_file():
+        raise ConfigError(f"config file {file} does not exist. Nothing was started. Check the path after --config.")
+
+    class FromFile(Config):
+        model_config = SettingsConfigDict(toml_file=file)
+
+    try:
+        return FromFile(**options)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"config file {file} is not valid TOML: {error}. Nothing was started.") from error
+    except ValidationError as error:
+        problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'config'}: {e['msg']}" for e in error.errors())
+        raise ConfigError(f"configuration not accepted: {problems}. Nothing was started.") from error

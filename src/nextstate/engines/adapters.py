@@ -1,0 +1,103 @@
+"""LoRA adapters in the served model: a few slots, filled in the background, switched between two decoding steps.
+
+Every slot is a PEFT adapter made at the start, so publishing a version is a copy of some megabytes into a slot that
+nobody uses, and serving it is setting an attribute on each layer: streams in flight do not wait for either.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+from peft.tuners.tuners_utils import BaseTunerLayer
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from nextstate.errors import AdapterError
+
+SLOTS = 3
+"""One serves, one takes the candidate, one keeps the version before for comparison."""
+
+WEIGHTS_FILE = "adapter_model.safetensors"
+CONFIG_FILE = "adapter_config.json"
+
+
+class AdapterSlots:
+    """The base model with its adapter slots, and which version sits in which."""
+
+    def __init__(self, base: torch.nn.Module, config: LoraConfig) -> None:
+        self.model: PeftModel = get_peft_model(base, config, adapter_name="slot0")
+        for i in range(1, SLOTS):
+            self.model.add_adapter(f"slot{i}", config)
+        self.model.eval().requires_grad_(False)
+        self._layers = [m for m in self.model.modules() if isinstance(m, BaseTunerLayer)]
+        self._slots: dict[int, str] = {}
+        self._config = config
+        self.activate(0)
+
+    @property
+    def versions(self) -> list[int]:
+        """Versions that can answer; 0, the base, always can."""
+        return [0, *self._slots]
+
+    def load(self, version: int, artifact: Path, keep: Iterable[int]) -> None:
+        """Fill a slot with a version, in place of the oldest one that is not in `keep`.
+
+        Raises:
+            AdapterError: the files are missing, damaged, or of another shape; the slots are as before.
+        """
+        state = read_adapter(artifact, self._config)
+        taken = set(self._slots.values())
+        free = [f"slot{i}" for i in range(SLOTS) if f"slot{i}" not in taken]
+        if not free:
+            oldest = min((v for v in self._slots if v not in set(keep)), default=None)
+            if oldest is None:
+                raise AdapterError(f"version {version} was not loaded: all {SLOTS} adapter slots are in use.")
+            free = [self._slots.pop(oldest)]
+        expected = get_peft_model_state_dict(self.model, adapter_name=free[0])
+        if {k: v.shape for k, v in state.items()} != {k: v.shape for k, v in expected.items()}:
+            raise AdapterError(f"the adapter in {artifact} does not fit this model: other layers or other shapes.")
+        set_peft_model_state_dict(self.model, state, adapter_name=free[0])
+        self._slots[version] = free[0]
+
+    def activate(self, version: int) -> None:
+        """Make forward passes use this version; takes well under a millisecond.
+
+        PEFT's own switch also walks over gradients of every parameter (60 ms here), which inference has no use for.
+        """
+        slot = self._slots.get(version)
+        if version != 0 and slot is None:
+            raise KeyError(version)
+        for layer in self._layers:
+            layer._disable_adapters = slot is None
+            if slot is not None:
+                layer._active_adapter = [slot]
+
+
+def read_adapter(artifact: Path, config: LoraConfig) -> dict[str, torch.Tensor]:
+    """The tensors of a PEFT adapter folder, after checking them.
+
+    Raises:
+        AdapterError: files missing or damaged, another rank or other layers than `config`, numbers not finite.
+    """
+    try:
+        made_with: dict[str, Any] = json.loads((artifact / CONFIG_FILE).read_text())
+        state: dict[str, torch.Tensor] = load_file(artifact / WEIGHTS_FILE)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise AdapterError(
+            f"the adapter in {artifact} cannot be read ({error}); the version before it goes on serving. "
+            "Remove the folder, or restore it from a copy."
+        ) from error
+    for key in ("r", "lora_alpha"):
+        if made_with.get(key) != getattr(config, key):
+            raise AdapterError(
+                f"the adapter in {artifact} has {key} {made_with.get(key)}, the configuration asks for "
+                f"{getattr(config, key)}. Set it back, or start with a new data folder."
+            )
+    if not all(torch.isfinite(tensor).all() for tensor in state.values()):
+        raise AdapterError(f"the adapter in {artifact} holds numbers that are not finite; it will not serve.")
+    return state
