@@ -37,7 +37,7 @@ class ContextLengthExceeded(NextstateError):
 class TokenMismatch(NextstateError):
     """Reply tokens, log-probs and versions that do not belong together."""
 
-    def __init__(self, turn_id: str, tokens: int, logprobs: int, versions: int) -> None:
+    def __init__(self, turn_id: int, tokens: int, logprobs: int, versions: int) -> None:
         super().__init__(
             f"turn {turn_id} has {tokens} reply tokens, {logprobs} log-probs and {versions} versions; it is "
             "quarantined and will not be learned from. Nothing was padded or guessed. Please report this engine fault."

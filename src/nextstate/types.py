@@ -96,7 +96,7 @@ class TokenScores:
 class Turn:
     """One generation. A reply of [7, 2] carries two log-probs and two versions; its prompt carries neither."""
 
-    turn_id: str
+    turn_id: int
     prompt_ids: TokenIds
     """[P] the prompt as the model saw it, template tokens included."""
     reply_ids: TokenIds
@@ -145,7 +145,7 @@ class Feedback:
 class TurnToJudge:
     """All that a judge may see of a turn."""
 
-    turn_id: str
+    turn_id: int
     history: tuple[Message, ...]
     """The conversation up to the answer, oldest first; the last entry is what was answered."""
     answer: str
@@ -167,7 +167,7 @@ class Hint:
 class Verdict:
     """What a judge makes of a turn: the aggregate of votes, or hard evidence that made voting needless."""
 
-    turn_id: str
+    turn_id: int
     judge: str
     """Who judged: 'evidence', or a model and a hash of its prompts, e.g. 'scored:smollm2:9f31ab'."""
     value: Vote | None

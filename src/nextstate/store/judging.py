@@ -1,0 +1,155 @@
+"""Verdicts: claimed and written by the judge loop, overruled by explicit feedback."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, delete, insert, or_, select, update
+
+from nextstate.store.schema import feedback, hints, next_states, samples, turns, verdicts, votes
+from nextstate.store.store import note
+from nextstate.store.turns import leave_out, load_messages
+from nextstate.types import (
+    Feedback,
+    FinishReason,
+    SkipReason,
+    TurnState,
+    TurnToJudge,
+    Verdict,
+    Vote,
+)
+
+
+def claim_unjudged(db: Connection, *, limit: int, lease_s: float) -> list[TurnToJudge]:
+    """Turns that wait for a verdict, oldest first, held for `lease_s` seconds."""
+    now = time.time()
+    free = or_(turns.c.lease_until.is_(None), turns.c.lease_until < now)
+    waiting = select(turns.c.turn_id, turns.c.finish_reason).where(turns.c.state == TurnState.CONTINUED, free)
+    rows = db.execute(waiting.order_by(turns.c.turn_id).limit(limit)).all()
+    ids = [row.turn_id for row in rows]
+    db.execute(update(turns).where(turns.c.turn_id.in_(ids)).values(lease_until=now + lease_s))
+    claimed = []
+    for row in rows:
+        conversation = load_messages(db, row.turn_id)
+        after = db.execute(select(next_states.c.messages).where(next_states.c.turn_id == row.turn_id)).scalar()
+        claimed.append(
+            TurnToJudge(
+                turn_id=row.turn_id,
+                history=conversation[:-1],
+                answer=str(conversation[-1]["content"]),
+                next_state=tuple(after or ()),
+                finish_reason=FinishReason(row.finish_reason),
+                feedback=_newest_feedback(db, row.turn_id),
+            )
+        )
+    return claimed
+
+
+def _newest_feedback(db: Connection, turn_id: int) -> Feedback | None:
+    newest = select(feedback.c.value, feedback.c.words).where(feedback.c.turn_id == turn_id)
+    row = db.execute(newest.order_by(feedback.c.feedback_id.desc()).limit(1)).first()
+    return Feedback(value=Vote(row.value), words=row.words) if row else None
+
+
+def write_verdict(db: Connection, verdict: Verdict) -> bool:
+    """Add a verdict; a signed one makes the turn a sample, any other leaves it out with the reason.
+
+    Returns False, and changes nothing, when the turn no longer waits for one: another judge was quicker.
+    """
+    waiting = update(turns).where(turns.c.turn_id == verdict.turn_id, turns.c.state == TurnState.CONTINUED)
+    if db.execute(waiting.values(state=TurnState.JUDGED, lease_until=None)).rowcount == 0:
+        return False
+    now = time.time()
+    row = {
+        "turn_id": verdict.turn_id,
+        "judge": verdict.judge,
+        "value": verdict.value,
+        "probabilities": dict(verdict.probabilities) if verdict.probabilities is not None else None,
+        "reason": verdict.reason,
+        "created_at": now,
+    }
+    verdict_id = db.execute(insert(verdicts).values(row).returning(verdicts.c.verdict_id)).scalar_one()
+    for n, vote in enumerate(verdict.votes):
+        db.execute(insert(votes).values(verdict_id=verdict_id, n=n, value=vote))
+    for n, hint in enumerate(verdict.hints):
+        db.execute(insert(hints).values(verdict_id=verdict_id, n=n, text=hint.text, source=hint.source))
+    if verdict.value is None:
+        leave_out(db, [verdict.turn_id], SkipReason.ABSTAINED, verdict.reason)
+    elif verdict.value is Vote.NEUTRAL:
+        leave_out(db, [verdict.turn_id], SkipReason.NEUTRAL, verdict.reason)
+    else:
+        chosen = verdict.hints[0].text if verdict.hints else None
+        sample = {"turn_id": verdict.turn_id, "verdict_id": verdict_id, "reward": verdict.value, "hint": chosen}
+        db.execute(insert(samples).values(created_at=now, **sample))
+    return True
+
+
+def judge_failed(db: Connection, turn_id: int, why: str, *, max_attempts: int, retry_s: float) -> None:
+    """A judge could not be reached or broke: the turn waits and is tried again, up to a limit. Never a vote of 0."""
+    tried = (
+        update(turns)
+        .where(turns.c.turn_id == turn_id)
+        .values(judge_attempts=turns.c.judge_attempts + 1, lease_until=time.time() + retry_s)
+    )
+    attempts = db.execute(tried.returning(turns.c.judge_attempts)).scalar_one()
+    note(db, "judge_failed", turn_id, why=why, attempt=attempts)
+    if attempts >= max_attempts:
+        leave_out(db, [turn_id], SkipReason.JUDGE_GAVE_UP, f"The judge failed {attempts} times; the last time: {why}")
+
+
+_REVIVED_BY_FEEDBACK = (SkipReason.NO_NEXT_STATE, SkipReason.NEUTRAL, SkipReason.ABSTAINED, SkipReason.JUDGE_GAVE_UP)
+
+
+def add_feedback(db: Connection, turn_id: int, given: Feedback) -> str:
+    """Keep explicit feedback. A turn that is not in an update yet is judged again, by it.
+
+    Returns what came of it: 'will_be_judged', 'kept' (the turn cannot be trained, or is being answered), or
+    'already_trained'.
+
+    Raises:
+        LookupError: no such turn.
+    """
+    row = db.execute(select(turns.c.state, turns.c.reason).where(turns.c.turn_id == turn_id)).first()
+    if row is None:
+        raise LookupError(f"there is no turn {turn_id}")
+    values = {"turn_id": turn_id, "value": given.value, "words": given.words, "created_at": time.time()}
+    db.execute(insert(feedback).values(values))
+    if row.state in (TurnState.TRAINING, TurnState.TRAINED):
+        return "already_trained"
+    waits = row.state in (TurnState.FINISHED, TurnState.CONTINUED, TurnState.JUDGED)
+    if not waits and row.reason not in _REVIVED_BY_FEEDBACK:
+        return "kept"
+    db.execute(delete(samples).where(samples.c.turn_id == turn_id))
+    again = {"state": TurnState.CONTINUED, "reason": None, "detail": None, "lease_until": None, "judge_attempts": 0}
+    db.execute(update(turns).where(turns.c.turn_id == turn_id).values(again))
+    return "will_be_judged"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredVerdict:
+    """A verdict as a person or a report reads it."""
+
+    judge: str
+    value: Vote | None
+    reason: str
+    votes: tuple[Vote | None, ...]
+    hints: tuple[str, ...]
+
+
+def list_verdicts(db: Connection, turn_id: int) -> list[StoredVerdict]:
+    """All verdicts on a turn, oldest first."""
+    found = []
+    for row in db.execute(select(verdicts).where(verdicts.c.turn_id == turn_id).order_by(verdicts.c.verdict_id)):
+        cast = db.execute(select(votes.c.value).where(votes.c.verdict_id == row.verdict_id).order_by(votes.c.n))
+        texts = db.execute(select(hints.c.text).where(hints.c.verdict_id == row.verdict_id).order_by(hints.c.n))
+        found.append(
+            StoredVerdict(
+                judge=row.judge,
+                value=None if row.value is None else Vote(row.value),
+                reason=row.reason,
+                votes=tuple(None if v is None else Vote(v) for v in cast.scalars()),
+                hints=tuple(texts.scalars()),
+            )
+        )
+    return found

@@ -1,0 +1,160 @@
+"""Updates and policy versions: written by the trainer, decided by the publisher.
+
+An update takes its turns and its version number in one transaction, and gives both their end in another. Between the
+two stands one atomic rename on disk, so that after a crash the folder's presence says which way to go.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, func, insert, select, update
+
+from nextstate.store.schema import policy_versions, samples, turns, updates
+from nextstate.store.store import AnyRow, note
+from nextstate.store.turns import leave_out, load_messages, load_turn
+from nextstate.types import SkipReason, Turn, TurnState, VersionState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """A turn made trainable."""
+
+    turn: Turn
+    user: str
+    reward: int
+    """+1 or -1."""
+    hint: str | None
+    """What the teacher reads; None: no teacher for this turn."""
+    messages: tuple[Mapping[str, Any], ...]
+    """The request's messages, into which the hint goes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningUpdate:
+    update_id: int
+    parent_version: int
+    version: int
+    samples: tuple[Sample, ...]
+
+
+def waiting_samples(db: Connection) -> tuple[int, float | None]:
+    """How many samples wait for an update, and since when the oldest does (seconds since the epoch)."""
+    query = select(func.count(), func.min(samples.c.created_at)).join(turns).where(turns.c.state == TurnState.JUDGED)
+    count, oldest = db.execute(query).one()
+    return count, oldest
+
+
+def start_update(db: Connection, *, limit: int) -> int:
+    """Take up to `limit` waiting samples, oldest first, into a new update on the serving version. Returns its id."""
+    parent = serving_version(db)
+    highest = db.execute(select(func.max(policy_versions.c.version))).scalar_one()
+    used = db.execute(select(func.max(updates.c.version))).scalar() or 0
+    values = {"parent_version": parent, "version": max(highest, used) + 1, "state": "running"}
+    made = insert(updates).values(started_at=time.time(), **values).returning(updates.c.update_id)
+    update_id = int(db.execute(made).scalar_one())
+    ready = select(turns.c.turn_id).where(turns.c.state == TurnState.JUDGED).order_by(turns.c.turn_id).limit(limit)
+    take = update(turns).where(turns.c.turn_id.in_(ready.scalar_subquery()))
+    db.execute(take.values(state=TurnState.TRAINING, update_id=update_id))
+    return update_id
+
+
+def load_update(db: Connection, update_id: int) -> RunningUpdate:
+    """A running update with its samples, in turn order."""
+    row = db.execute(select(updates).where(updates.c.update_id == update_id)).one()
+    query = (
+        select(turns.c.turn_id, turns.c.user, samples.c.reward, samples.c.hint)
+        .join(samples)
+        .where(turns.c.update_id == update_id, turns.c.state == TurnState.TRAINING)
+        .order_by(turns.c.turn_id)
+    )
+    found = tuple(
+        Sample(
+            turn=load_turn(db, r.turn_id),
+            user=r.user,
+            reward=r.reward,
+            hint=r.hint,
+            messages=load_messages(db, r.turn_id)[:-1],
+        )
+        for r in db.execute(query)
+    )
+    return RunningUpdate(update_id=update_id, parent_version=row.parent_version, version=row.version, samples=found)
+
+
+def finish_update(db: Connection, update_id: int, *, artifact: str, metrics: Mapping[str, Any]) -> None:
+    """The artifact is on disk: its turns are trained, and its version is a candidate."""
+    now = time.time()
+    done = update(updates).where(updates.c.update_id == update_id, updates.c.state == "running")
+    row = db.execute(
+        done.values(state="done", finished_at=now, metrics=dict(metrics)).returning(
+            updates.c.version, updates.c.parent_version
+        )
+    ).one()
+    db.execute(
+        update(turns)
+        .where(turns.c.update_id == update_id, turns.c.state == TurnState.TRAINING)
+        .values(state=TurnState.TRAINED)
+    )
+    values = {"version": row.version, "parent_version": row.parent_version, "update_id": update_id}
+    made = insert(policy_versions).values(artifact=artifact, state=VersionState.CANDIDATE, created_at=now, **values)
+    db.execute(made)
+
+
+def abandon_update(db: Connection, update_id: int, error: str) -> None:
+    """Nothing came of an update: its turns wait for the next one."""
+    failed = update(updates).where(updates.c.update_id == update_id, updates.c.state == "running")
+    db.execute(failed.values(state="failed", finished_at=time.time(), error=error))
+    back = update(turns).where(turns.c.update_id == update_id, turns.c.state == TurnState.TRAINING)
+    db.execute(back.values(state=TurnState.JUDGED, update_id=None))
+    note(db, "update_failed", update_id=update_id, error=error)
+
+
+def running_updates(db: Connection) -> list[AnyRow]:
+    """Updates that a trainer began and did not end."""
+    return list(db.execute(select(updates).where(updates.c.state == "running").order_by(updates.c.update_id)))
+
+
+def serving_version(db: Connection) -> int:
+    query = select(policy_versions.c.version).where(policy_versions.c.state == VersionState.SERVING)
+    return int(db.execute(query).scalar_one())
+
+
+def candidate(db: Connection) -> AnyRow | None:
+    """The version that waits for the gate, if any."""
+    query = select(policy_versions).where(policy_versions.c.state == VersionState.CANDIDATE)
+    return db.execute(query.order_by(policy_versions.c.version).limit(1)).first()
+
+
+def version_row(db: Connection, version: int) -> AnyRow:
+    return db.execute(select(policy_versions).where(policy_versions.c.version == version)).one()
+
+
+def promote(db: Connection, version: int, gate: Mapping[str, Any]) -> None:
+    """A candidate serves; the one before it retires."""
+    serving = update(policy_versions).where(policy_versions.c.state == VersionState.SERVING)
+    db.execute(serving.values(state=VersionState.RETIRED))
+    chosen = update(policy_versions).where(policy_versions.c.version == version)
+    db.execute(chosen.values(state=VersionState.SERVING, served_at=time.time(), gate=dict(gate)))
+    note(db, "promoted", version=version, **gate)
+
+
+def reject(db: Connection, version: int, why: str, gate: Mapping[str, Any]) -> None:
+    """A candidate never serves; its turns are left out with that reason."""
+    chosen = update(policy_versions).where(policy_versions.c.version == version)
+    row = db.execute(
+        chosen.values(state=VersionState.REJECTED, gate={**gate, "why": why}).returning(policy_versions.c.update_id)
+    ).one()
+    ids = list(db.execute(select(turns.c.turn_id).where(turns.c.update_id == row.update_id)).scalars())
+    leave_out(db, ids, SkipReason.VERSION_REJECTED, f"Version {version}, trained on it, was rejected: {why}")
+    note(db, "rejected", version=version, why=why, **gate)
+
+
+def list_versions(db: Connection) -> list[AnyRow]:
+    """All versions with the updates that made them, oldest first."""
+    query = select(policy_versions, updates.c.metrics, updates.c.started_at, updates.c.finished_at).outerjoin(
+        updates, policy_versions.c.update_id == updates.c.update_id
+    )
+    return list(db.execute(query.order_by(policy_versions.c.version)))

@@ -1,0 +1,235 @@
+"""The first schema.
+
+Released as it stands: a later change is a new file.
+"""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0001"
+down_revision = None
+
+
+def upgrade() -> None:
+    op.create_table(
+        "events",
+        sa.Column("event_id", sa.Integer(), nullable=False),
+        sa.Column("at", sa.Float(), nullable=False),
+        sa.Column("kind", sa.Text(), nullable=False),
+        sa.Column("turn_id", sa.Integer(), nullable=True),
+        sa.Column("data", sa.JSON(), nullable=False),
+        sa.PrimaryKeyConstraint("event_id"),
+    )
+    op.create_index(op.f("ix_events_kind"), "events", ["kind"], unique=False)
+    op.create_table(
+        "meta",
+        sa.Column("key", sa.Text(), nullable=False),
+        sa.Column(
+            "value",
+            sa.Text(),
+            nullable=False,
+            comment="what this data folder belongs to: model name, weights fingerprint",
+        ),
+        sa.PrimaryKeyConstraint("key"),
+    )
+    op.create_table(
+        "sessions",
+        sa.Column("session_id", sa.Integer(), nullable=False),
+        sa.Column("user", sa.Text(), nullable=False, comment="sessions of different users never meet"),
+        sa.Column("key", sa.Text(), nullable=False, comment="the client's own id, or one we made"),
+        sa.Column("started_at", sa.Float(), nullable=False, comment="seconds since the epoch, as all times here"),
+        sa.Column("last_at", sa.Float(), nullable=False),
+        sa.Column("ended_at", sa.Float(), nullable=True, comment="null while it goes on"),
+        sa.Column("end_reason", sa.Text(), nullable=True, comment="'done' said by the client, or 'idle'"),
+        sa.PrimaryKeyConstraint("session_id"),
+        sa.UniqueConstraint("user", "key", name=op.f("uq_sessions_user")),
+    )
+    op.create_index("ix_sessions_open", "sessions", ["ended_at", "last_at"], unique=False)
+    op.create_table(
+        "updates",
+        sa.Column("update_id", sa.Integer(), nullable=False),
+        sa.Column("parent_version", sa.Integer(), nullable=False),
+        sa.Column("version", sa.Integer(), nullable=False, comment="the version it makes"),
+        sa.Column("state", sa.Text(), nullable=False, comment="running, done or failed"),
+        sa.Column("started_at", sa.Float(), nullable=False),
+        sa.Column("finished_at", sa.Float(), nullable=True),
+        sa.Column("metrics", sa.JSON(), nullable=True, comment="loss terms, token counts, divergence, seconds"),
+        sa.Column("error", sa.Text(), nullable=True),
+        sa.PrimaryKeyConstraint("update_id"),
+    )
+    op.create_table(
+        "policy_versions",
+        sa.Column("version", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("parent_version", sa.Integer(), nullable=True),
+        sa.Column("update_id", sa.Integer(), nullable=True),
+        sa.Column("artifact", sa.Text(), nullable=True, comment="folder under the data folder; null for the base"),
+        sa.Column("state", sa.Text(), nullable=False),
+        sa.Column("created_at", sa.Float(), nullable=False),
+        sa.Column("served_at", sa.Float(), nullable=True),
+        sa.Column("gate", sa.JSON(), nullable=True, comment="what the gate measured"),
+        sa.ForeignKeyConstraint(
+            ["update_id"],
+            ["updates.update_id"],
+        ),
+        sa.PrimaryKeyConstraint("version"),
+    )
+    op.create_table(
+        "turns",
+        sa.Column("turn_id", sa.Integer(), nullable=False),
+        sa.Column("session_id", sa.Integer(), nullable=False),
+        sa.Column("user", sa.Text(), nullable=False),
+        sa.Column(
+            "parent_turn_id", sa.Integer(), nullable=True, comment="the turn whose answer this request continues"
+        ),
+        sa.Column("kind", sa.Text(), nullable=False, comment="how the request was placed; see collect/placement.py"),
+        sa.Column("placed_because", sa.Text(), nullable=False, comment="the reason for that decision"),
+        sa.Column("state", sa.Text(), nullable=False),
+        sa.Column(
+            "reason", sa.Text(), nullable=True, comment="why it was left out; set exactly when state is left_out"
+        ),
+        sa.Column("detail", sa.Text(), nullable=True, comment="one sentence more about the reason"),
+        sa.Column(
+            "messages_kept",
+            sa.Integer(),
+            nullable=False,
+            comment="leading messages shared with the parent and its answer",
+        ),
+        sa.Column("messages", sa.JSON(), nullable=False, comment="the request's messages after those"),
+        sa.Column(
+            "prompt_kept",
+            sa.Integer(),
+            nullable=False,
+            comment="leading tokens shared with the parent's prompt and reply",
+        ),
+        sa.Column("prompt_suffix", sa.LargeBinary(), nullable=False, comment="int32 prompt tokens after those"),
+        sa.Column("prompt_tokens", sa.Integer(), nullable=False),
+        sa.Column(
+            "request_spine", sa.Text(), nullable=False, comment="hash of the request's messages without system text"
+        ),
+        sa.Column("answer_spine", sa.Text(), nullable=True, comment="the same with the answer behind them"),
+        sa.Column("sampling", sa.JSON(), nullable=False),
+        sa.Column("learn", sa.Boolean(), nullable=False, comment="false: serve it, never judge or train it"),
+        sa.Column("answer", sa.Text(), nullable=True, comment="the text the client saw"),
+        sa.Column("reply_ids", sa.LargeBinary(), nullable=True, comment="int32 sampled tokens"),
+        sa.Column(
+            "reply_logprobs", sa.LargeBinary(), nullable=True, comment="float32 nats under the sampling transform"
+        ),
+        sa.Column("reply_versions", sa.JSON(), nullable=True, comment="[[version, tokens], ...] in order"),
+        sa.Column("reply_tokens", sa.Integer(), nullable=True),
+        sa.Column("finish_reason", sa.Text(), nullable=True),
+        sa.Column("created_at", sa.Float(), nullable=False),
+        sa.Column("finished_at", sa.Float(), nullable=True),
+        sa.Column("judge_attempts", sa.Integer(), server_default="0", nullable=False),
+        sa.Column(
+            "lease_until",
+            sa.Float(),
+            nullable=True,
+            comment="a loop works on it until then; afterwards it may be claimed again",
+        ),
+        sa.Column("update_id", sa.Integer(), nullable=True),
+        sa.ForeignKeyConstraint(
+            ["parent_turn_id"],
+            ["turns.turn_id"],
+        ),
+        sa.ForeignKeyConstraint(
+            ["session_id"],
+            ["sessions.session_id"],
+        ),
+        sa.ForeignKeyConstraint(
+            ["update_id"],
+            ["updates.update_id"],
+        ),
+        sa.PrimaryKeyConstraint("turn_id"),
+    )
+    op.create_index("ix_turns_answer", "turns", ["user", "answer_spine"], unique=False)
+    op.create_index("ix_turns_request", "turns", ["user", "request_spine"], unique=False)
+    op.create_index(op.f("ix_turns_session_id"), "turns", ["session_id"], unique=False)
+    op.create_index("ix_turns_state", "turns", ["state", "turn_id"], unique=False)
+    op.create_index(op.f("ix_turns_update_id"), "turns", ["update_id"], unique=False)
+    op.create_table(
+        "feedback",
+        sa.Column("feedback_id", sa.Integer(), nullable=False),
+        sa.Column("turn_id", sa.Integer(), nullable=False),
+        sa.Column("value", sa.SmallInteger(), nullable=False, comment="1 or -1"),
+        sa.Column("words", sa.Text(), nullable=False),
+        sa.Column("created_at", sa.Float(), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["turn_id"],
+            ["turns.turn_id"],
+        ),
+        sa.PrimaryKeyConstraint("feedback_id"),
+    )
+    op.create_index(op.f("ix_feedback_turn_id"), "feedback", ["turn_id"], unique=False)
+    op.create_table(
+        "next_states",
+        sa.Column("turn_id", sa.Integer(), nullable=False),
+        sa.Column("from_turn_id", sa.Integer(), nullable=False, comment="the request that brought it"),
+        sa.Column("source", sa.Text(), nullable=False, comment="user, environment or tool: the most trusted one in it"),
+        sa.Column("messages", sa.JSON(), nullable=False, comment="all messages after the answer"),
+        sa.Column("created_at", sa.Float(), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["from_turn_id"],
+            ["turns.turn_id"],
+        ),
+        sa.ForeignKeyConstraint(
+            ["turn_id"],
+            ["turns.turn_id"],
+        ),
+        sa.PrimaryKeyConstraint("turn_id"),
+    )
+    op.create_table(
+        "verdicts",
+        sa.Column("verdict_id", sa.Integer(), nullable=False),
+        sa.Column("turn_id", sa.Integer(), nullable=False),
+        sa.Column("judge", sa.Text(), nullable=False, comment="'evidence', or a model and a hash of its prompts"),
+        sa.Column("value", sa.SmallInteger(), nullable=True, comment="1, 0 or -1; null when every vote abstained"),
+        sa.Column("probabilities", sa.JSON(), nullable=True, comment="of the labels, when the judge gives them"),
+        sa.Column("reason", sa.Text(), nullable=False),
+        sa.Column("created_at", sa.Float(), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["turn_id"],
+            ["turns.turn_id"],
+        ),
+        sa.PrimaryKeyConstraint("verdict_id"),
+    )
+    op.create_index(op.f("ix_verdicts_turn_id"), "verdicts", ["turn_id"], unique=False)
+    op.create_table(
+        "hints",
+        sa.Column("verdict_id", sa.Integer(), nullable=False),
+        sa.Column("n", sa.Integer(), nullable=False, comment="most trusted first"),
+        sa.Column("text", sa.Text(), nullable=False),
+        sa.Column("source", sa.Text(), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["verdict_id"],
+            ["verdicts.verdict_id"],
+        ),
+        sa.PrimaryKeyConstraint("verdict_id", "n"),
+    )
+    op.create_table(
+        "samples",
+        sa.Column("turn_id", sa.Integer(), nullable=False),
+        sa.Column("verdict_id", sa.Integer(), nullable=False),
+        sa.Column("reward", sa.SmallInteger(), nullable=False, comment="1 or -1"),
+        sa.Column("hint", sa.Text(), nullable=True, comment="what the teacher reads; null: this turn has no teacher"),
+        sa.Column("created_at", sa.Float(), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["turn_id"],
+            ["turns.turn_id"],
+        ),
+        sa.ForeignKeyConstraint(
+            ["verdict_id"],
+            ["verdicts.verdict_id"],
+        ),
+        sa.PrimaryKeyConstraint("turn_id"),
+    )
+    op.create_table(
+        "votes",
+        sa.Column("verdict_id", sa.Integer(), nullable=False),
+        sa.Column("n", sa.Integer(), nullable=False),
+        sa.Column("value", sa.SmallInteger(), nullable=True, comment="null: this vote abstained"),
+        sa.ForeignKeyConstraint(
+            ["verdict_id"],
+            ["verdicts.verdict_id"],
+        ),
+        sa.PrimaryKeyConstraint("verdict_id", "n"),
+    )

@@ -1,0 +1,121 @@
+"""What a person asks first: how many turns, where they stand, and why the rest were not trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, func, select
+
+from nextstate.store.learning import serving_version
+from nextstate.store.schema import next_states, sessions, turns, updates, verdicts
+from nextstate.store.store import AnyRow
+from nextstate.types import SkipReason, TurnState, WaitReason
+
+WAITS: dict[str, WaitReason] = {
+    TurnState.GENERATING: WaitReason.BEING_ANSWERED,
+    TurnState.FINISHED: WaitReason.NOTHING_FOLLOWED_YET,
+    TurnState.CONTINUED: WaitReason.WAITS_FOR_JUDGE,
+    TurnState.JUDGED: WaitReason.WAITS_FOR_UPDATE,
+    TurnState.TRAINING: WaitReason.IN_UPDATE,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    version: int
+    sessions: int
+    turns: int
+    trained: int
+    waiting: dict[str, int]
+    """By WaitReason: they may still be trained."""
+    left_out: dict[str, int]
+    """By SkipReason: they will not be."""
+    verdicts: dict[str, int]
+    """good, neutral, bad, abstained."""
+    updates: dict[str, int]
+    """By state."""
+
+    @property
+    def accounted_for(self) -> bool:
+        """Whether every turn is trained, waiting or left out, each counted once."""
+        return self.trained + sum(self.waiting.values()) + sum(self.left_out.values()) == self.turns
+
+
+def status(db: Connection) -> Status:
+    waiting: dict[str, int] = {}
+    left_out: dict[str, int] = {}
+    trained = 0
+    states = select(turns.c.state, turns.c.reason, func.count()).group_by(turns.c.state, turns.c.reason)
+    for state, reason, count in db.execute(states):
+        if state == TurnState.TRAINED:
+            trained = count
+        elif state == TurnState.LEFT_OUT:
+            left_out[reason] = count
+        else:
+            waiting[WAITS[state]] = count
+    names = {1: "good", 0: "neutral", -1: "bad", None: "abstained"}
+    values = db.execute(select(verdicts.c.value, func.count()).group_by(verdicts.c.value))
+    by_state = db.execute(select(updates.c.state, func.count()).group_by(updates.c.state))
+    return Status(
+        version=serving_version(db),
+        sessions=db.execute(select(func.count()).select_from(sessions)).scalar_one(),
+        turns=db.execute(select(func.count()).select_from(turns)).scalar_one(),
+        trained=trained,
+        waiting=waiting,
+        left_out=left_out,
+        verdicts={names[value]: count for value, count in values},
+        updates=dict(by_state.tuples().all()),
+    )
+
+
+def list_turns(
+    db: Connection, *, limit: int = 20, state: str | None = None, reason: str | None = None, before: int | None = None
+) -> Sequence[AnyRow]:
+    """Turns, newest first, with their session's key; `before` pages on."""
+    query = select(turns, sessions.c.key.label("session")).join(sessions)
+    if state is not None:
+        query = query.where(turns.c.state == state)
+    if reason is not None:
+        query = query.where(turns.c.reason == reason)
+    if before is not None:
+        query = query.where(turns.c.turn_id < before)
+    return db.execute(query.order_by(turns.c.turn_id.desc()).limit(limit)).all()
+
+
+def show_turn(db: Connection, turn_id: int) -> AnyRow | None:
+    """One turn with its session's key, its next state and the version that its update made."""
+    query = (
+        select(
+            turns,
+            sessions.c.key.label("session"),
+            next_states.c.messages.label("next_state"),
+            next_states.c.source.label("next_state_source"),
+            updates.c.version.label("trained_version"),
+        )
+        .join(sessions)
+        .outerjoin(next_states, next_states.c.turn_id == turns.c.turn_id)
+        .outerjoin(updates, updates.c.update_id == turns.c.update_id)
+        .where(turns.c.turn_id == turn_id)
+    )
+    return db.execute(query).first()
+
+
+_WHY_WAITING = {
+    WaitReason.BEING_ANSWERED: "it is being answered right now",
+    WaitReason.NOTHING_FOLLOWED_YET: "nothing has followed it yet, so there is no verdict. "
+    "It is judged when the session goes on",
+    WaitReason.WAITS_FOR_JUDGE: "it waits for the judge",
+    WaitReason.WAITS_FOR_UPDATE: "it is judged and waits for the next update",
+    WaitReason.IN_UPDATE: "an update is training on it right now",
+}
+
+
+def why(row: AnyRow) -> str:
+    """One sentence about what happened to a turn, and why."""
+    if row.state == TurnState.TRAINED:
+        return f"Turn {row.turn_id} was trained in update {row.update_id}, which made version {row.trained_version}."
+    if row.state == TurnState.LEFT_OUT:
+        reason = SkipReason(row.reason)
+        return f"Turn {row.turn_id} was left out ({reason}): {row.detail} See docs/left-out-turns.md#{reason}."
+    return f"Turn {row.turn_id} has not been trained yet: {_WHY_WAITING[WAITS[row.state]]}."

@@ -1,0 +1,141 @@
+"""The durable log around which the loops run: one SQL database, opened and migrated here.
+
+A loop passes a function of a connection to `write` or `read`; a write is one transaction, so a crash leaves all of it
+or nothing:
+
+    turn_id = await store.write(turns.open_turn, new_turn)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any, Concatenate, ParamSpec, TypeVar
+
+from alembic import command
+from alembic.config import Config as AlembicConfig
+from sqlalchemy import Connection, Row, create_engine, event, insert, select
+from sqlalchemy.dialects.sqlite import insert as sqlite_insert
+
+from nextstate.errors import ConfigError
+from nextstate.store import schema
+from nextstate.types import VersionState
+
+P = ParamSpec("P")
+T = TypeVar("T")
+AnyRow = Row[*tuple[Any, ...]]
+"""A database row whose columns the query names."""
+
+_IMMEDIATE = {"immediate": True}
+
+
+class Store:
+    """A connection pool to one migrated database. Safe to use from many threads and processes."""
+
+    def __init__(self, url: str) -> None:
+        self._engine = create_engine(url, connect_args={"timeout": 60})
+        if self._engine.dialect.name == "sqlite":
+            event.listen(self._engine, "connect", _prepare_sqlite)
+            event.listen(self._engine, "begin", _begin_sqlite)
+
+    @classmethod
+    def open(cls, url: str) -> Store:
+        """Open a database and bring its schema up to date."""
+        store = cls(url)
+        with store._engine.connect().execution_options(**_IMMEDIATE) as db, db.begin():
+            migrations = AlembicConfig()
+            migrations.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+            migrations.attributes["connection"] = db
+            command.upgrade(migrations, "head")
+            if db.execute(select(schema.policy_versions.c.version)).first() is None:
+                now = time.time()
+                base = {"version": 0, "state": VersionState.SERVING, "created_at": now, "served_at": now}
+                db.execute(insert(schema.policy_versions).values(base))
+        return store
+
+    def write_now(self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run `work` in one transaction, committed when it returns and undone when it raises."""
+        with self._engine.connect().execution_options(**_IMMEDIATE) as db, db.begin():
+            return work(db, *args, **kwargs)
+
+    def read_now(self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run `work` on one consistent view of the database."""
+        with self._engine.connect() as db, db.begin():
+            return work(db, *args, **kwargs)
+
+    async def write(self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """`write_now` in a thread. A cancelled caller does not undo it."""
+        return await asyncio.shield(asyncio.to_thread(lambda: self.write_now(work, *args, **kwargs)))
+
+    async def read(self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """`read_now` in a thread."""
+        return await asyncio.to_thread(lambda: self.read_now(work, *args, **kwargs))
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+
+def _prepare_sqlite(connection: Any, _: Any) -> None:
+    connection.isolation_level = None  # we say BEGIN ourselves, below
+    for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON", "busy_timeout=60000"):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _begin_sqlite(db: Connection) -> None:
+    # A writer takes the lock at once and waits for it; SQLite refuses to wait for a reader that turns into a writer.
+    db.exec_driver_sql("BEGIN IMMEDIATE" if db.get_execution_options().get("immediate") else "BEGIN")
+
+
+def claim_folder(folder: Path, role: str) -> IO[str]:
+    """Lock a data folder for one process in a role ('server', 'trainer'); the lock ends with the process.
+
+    Raises:
+        ConfigError: another process has it, or the folder cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # Kept open by the caller: closing it gives the lock back.
+        lock = (folder / f"{role}.lock").open("a+")
+    except OSError as error:
+        raise ConfigError(
+            f"data folder {folder} cannot be used: {error.strerror}. Choose another: --data DIR."
+        ) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        lock.seek(0)
+        holder = lock.read().strip() or "unknown"
+        lock.close()
+        raise ConfigError(
+            f"data folder {folder} is already in use by process {holder} ({role}). Nothing was started. "
+            "Stop that process, or choose another folder: --data DIR."
+        ) from error
+    lock.truncate(0)
+    lock.write(str(os.getpid()))
+    lock.flush()
+    return lock
+
+
+def bind_to_model(db: Connection, name: str, fingerprint: str) -> None:
+    """Tie the data folder to a model the first time, and check it every time.
+
+    Raises:
+        ConfigError: the folder holds the turns and adapters of another model.
+    """
+    known = dict(db.execute(select(schema.meta.c.key, schema.meta.c.value)).tuples().all())
+    if known.get("fingerprint", fingerprint) != fingerprint:
+        raise ConfigError(
+            f"this data folder belongs to model '{known.get('model')}', and '{name}' has other weights. Its turns and "
+            "adapters do not fit. Nothing was changed. Choose another folder: --data DIR, or the model it belongs to."
+        )
+    for key, value in (("model", name), ("fingerprint", fingerprint)):
+        db.execute(sqlite_insert(schema.meta).values(key=key, value=value).on_conflict_do_nothing())
+
+
+def note(db: Connection, kind: str, turn_id: int | None = None, **data: Any) -> None:
+    """Add an event to the audit log."""
+    db.execute(insert(schema.events).values(at=time.time(), kind=kind, turn_id=turn_id, data=data))
