@@ -101,3 +101,9 @@ def read_adapter(artifact: Path, config: LoraConfig) -> dict[str, torch.Tensor]:
     if not all(torch.isfinite(tensor).all() for tensor in state.values()):
         raise AdapterError(f"the adapter in {artifact} holds numbers that are not finite; it will not serve.")
     return state
+
+
+def lora_config(rank: int, alpha: int, targets: str) -> LoraConfig:
+    """The adapter's shape, the same for the engine's slots and the trainer."""
+    modules = targets if targets == "all-linear" else targets.split(",")
+    return LoraConfig(r=rank, lora_alpha=alpha, target_modules=modules, lora_dropout=0.0, task_type="CAUSAL_LM")

@@ -107,6 +107,8 @@ def abandon_update(db: Connection, update_id: int, error: str) -> None:
     """Nothing came of an update: its turns wait for the next one."""
     failed = update(updates).where(updates.c.update_id == update_id, updates.c.state == "running")
     db.execute(failed.values(state="failed", finished_at=time.time(), error=error))
+    ids = list(db.execute(select(turns.c.turn_id).where(turns.c.update_id == update_id)).scalars())
+    db.execute(update(updates).where(updates.c.update_id == update_id).values(turn_ids=ids))
     back = update(turns).where(turns.c.update_id == update_id, turns.c.state == TurnState.TRAINING)
     db.execute(back.values(state=TurnState.JUDGED, update_id=None))
     note(db, "update_failed", update_id=update_id, error=error)
@@ -158,3 +160,26 @@ def list_versions(db: Connection) -> list[AnyRow]:
         updates, policy_versions.c.update_id == updates.c.update_id
     )
     return list(db.execute(query.order_by(policy_versions.c.version)))
+
+
+def failures_in_a_row(db: Connection) -> int:
+    """How many of the newest updates failed, without one that succeeded among them."""
+    states = db.execute(
+        select(updates.c.state).where(updates.c.state != "running").order_by(updates.c.update_id.desc()).limit(100)
+    ).scalars()
+    count = 0
+    for state in states:
+        if state != "failed":
+            break
+        count += 1
+    return count
+
+
+def leave_out_next(db: Connection, reason: SkipReason, failures: int) -> int:
+    """Leave out the turns that the newest failed update gave back. Returns how many."""
+    newest = select(updates.c.turn_ids).where(updates.c.state == "failed").order_by(updates.c.update_id.desc())
+    ids = db.execute(newest.limit(1)).scalar() or []
+    waiting = select(turns.c.turn_id).where(turns.c.turn_id.in_(ids), turns.c.state == TurnState.JUDGED)
+    left = list(db.execute(waiting).scalars())
+    leave_out(db, left, reason, f"{failures} updates in a row failed; this turn was in the last one.")
+    return len(left)

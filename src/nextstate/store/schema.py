@@ -157,6 +157,7 @@ updates = Table(
     Column("finished_at", Float),
     Column("metrics", JSON, comment="loss terms, token counts, divergence, seconds"),
     Column("error", Text),
+    Column("turn_ids", JSON, comment="the turns that a failed update gave back"),
 )
 
 policy_versions = Table(

@@ -136,6 +136,6 @@ def bind_to_model(db: Connection, name: str, fingerprint: str) -> None:
         db.execute(sqlite_insert(schema.meta).values(key=key, value=value).on_conflict_do_nothing())
 
 
-def note(db: Connection, kind: str, turn_id: int | None = None, **data: Any) -> None:
+def note(db: Connection, /, kind: str, turn_id: int | None = None, **data: Any) -> None:
     """Add an event to the audit log."""
     db.execute(insert(schema.events).values(at=time.time(), kind=kind, turn_id=turn_id, data=data))

@@ -55,6 +55,7 @@ def upgrade() -> None:
         sa.Column("finished_at", sa.Float(), nullable=True),
         sa.Column("metrics", sa.JSON(), nullable=True, comment="loss terms, token counts, divergence, seconds"),
         sa.Column("error", sa.Text(), nullable=True),
+        sa.Column("turn_ids", sa.JSON(), nullable=True, comment="the turns that a failed update gave back"),
         sa.PrimaryKeyConstraint("update_id"),
     )
     op.create_table(

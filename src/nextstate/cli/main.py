@@ -1,0 +1,254 @@
+"""The command line: noun, then verb. A sentence for people, --json for programs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, ParamSpec
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from nextstate import __version__, config
+from nextstate.errors import ConfigError, NextstateError
+
+P = ParamSpec("P")
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
+turns_app = typer.Typer(no_args_is_help=True, help="What happened to each answer.")
+versions_app = typer.Typer(no_args_is_help=True, help="The policy's versions.")
+model_app = typer.Typer(no_args_is_help=True, help="The built-in model.")
+app.add_typer(turns_app, name="turns")
+app.add_typer(versions_app, name="versions")
+app.add_typer(model_app, name="model")
+
+out = Console()
+err = Console(stderr=True)
+
+Data = Annotated[Path, typer.Option("--data", help="The data folder that `serve` was given.")]
+AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
+_DEFAULT_DATA = Path("nextstate-data")
+
+
+def friendly(command: Callable[P, None]) -> Callable[P, None]:
+    """End with one sentence and status 1 where the user can do something about it."""
+
+    @wraps(command)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+        except NextstateError as error:
+            err.print(f"[red]error:[/red] {error}", soft_wrap=True, highlight=False)
+            raise typer.Exit(1) from error
+
+    return wrapped
+
+
+@app.command()
+@friendly
+def serve(
+    model: Annotated[
+        str | None, typer.Option(help="Hub name or folder of a chat model; the default is built in.")
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder of the store and the policy versions.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on; loopback by default.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on; 8700 by default, 0 for any free one.")] = None,
+    no_learn: Annotated[bool, typer.Option("--no-learn", help="Serve only: nothing is judged or trained.")] = False,
+    config_file: Annotated[Path | None, typer.Option("--config", help="A TOML file; options here win over it.")] = None,
+) -> None:
+    """Serve a model over OpenAI's API, and learn from what happens next after every answer."""
+    options: dict[str, Any] = {}
+    if model is not None:
+        options["model"] = model
+    if data is not None:
+        options["data"] = data
+    if host is not None or port is not None:
+        options["serve"] = {k: v for k, v in (("host", host), ("port", port)) if v is not None}
+    if no_learn:
+        options["learn"] = {"enabled": False}
+    settings = config.load(config_file, **options)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    for chatty in ("alembic", "httpx", "httpcore"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+    from nextstate.recipes import personal
+
+    try:
+        asyncio.run(personal.run(settings, lambda text: err.print(text, highlight=False, soft_wrap=True)))
+    except KeyboardInterrupt:
+        err.print("stopped")
+
+
+@app.command()
+@friendly
+def status(data: Data = _DEFAULT_DATA, as_json: AsJson = False) -> None:
+    """Where all turns stand, and why the rest were not trained."""
+    from nextstate.store import status as queries
+
+    found = _store(data).read_now(queries.status)
+    if as_json:
+        print(json.dumps({**asdict(found), "accounted_for": found.accounted_for}))
+        return
+    out.print(f"version {found.version} serves; {found.turns} turns in {found.sessions} sessions")
+    table = Table("turns", "", "why")
+    table.add_row("trained", str(found.trained), "")
+    for reason, count in found.waiting.items():
+        table.add_row("waiting", str(count), str(reason))
+    for reason, count in found.left_out.items():
+        table.add_row("left out", str(count), str(reason))
+    out.print(table)
+    out.print("verdicts: " + (", ".join(f"{n} {name}" for name, n in found.verdicts.items()) or "none yet"))
+    out.print("updates: " + (", ".join(f"{n} {name}" for name, n in found.updates.items()) or "none yet"))
+
+
+@turns_app.command("list")
+@friendly
+def turns_list(
+    data: Data = _DEFAULT_DATA,
+    limit: Annotated[int, typer.Option(help="How many, newest first.")] = 20,
+    state: Annotated[str | None, typer.Option(help="Only turns in this state.")] = None,
+    reason: Annotated[str | None, typer.Option(help="Only turns left out for this reason.")] = None,
+    before: Annotated[int | None, typer.Option(help="Only turns before this one, to page on.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """The newest turns."""
+    from nextstate.store import status as queries
+
+    rows = _store(data).read_now(queries.list_turns, limit=limit, state=state, reason=reason, before=before)
+    if as_json:
+        print(json.dumps([_turn_json(row) for row in rows]))
+        return
+    table = Table("turn", "session", "kind", "state", "reason", "tokens", "answer")
+    for row in rows:
+        answer = " ".join((row.answer or "").split())
+        shown = answer if len(answer) <= 60 else answer[:59] + "…"
+        cells = [row.turn_id, row.session, row.kind, row.state, row.reason or "", row.reply_tokens or 0, shown]
+        table.add_row(*map(str, cells))
+    out.print(table)
+
+
+@turns_app.command("show")
+@friendly
+def turns_show(turn_id: int, data: Data = _DEFAULT_DATA, as_json: AsJson = False) -> None:
+    """One turn: the conversation, the answer, what came next, the verdicts, and what became of it."""
+    from nextstate.store import judging, turns
+    from nextstate.store import status as queries
+
+    store = _store(data)
+    row = store.read_now(queries.show_turn, turn_id)
+    if row is None:
+        raise ConfigError(f"there is no turn {turn_id} in {data}. `nextstate turns list` shows what there is.")
+    verdicts = store.read_now(judging.list_verdicts, turn_id)
+    messages = store.read_now(turns.load_messages, turn_id)
+    if as_json:
+        shown = {**_turn_json(row), "messages": messages, "next_state": row.next_state, "why": queries.why(row)}
+        print(json.dumps({**shown, "verdicts": [asdict(v) for v in verdicts]}))
+        return
+    for message in messages:
+        out.print(f"[bold]{message['role']}[/bold]: ", end="")
+        out.print(str(message.get("content") or ""), markup=False, highlight=False, soft_wrap=True)
+    for message in row.next_state or []:
+        out.print(f"[bold]next, {message['role']}[/bold]: ", end="")
+        out.print(str(message.get("content") or ""), markup=False, highlight=False, soft_wrap=True)
+    for verdict in verdicts:
+        value = "abstained" if verdict.value is None else verdict.value.name.lower()
+        out.print(f"verdict {value} by {verdict.judge}: {verdict.reason}", markup=False, highlight=False)
+        for hint in verdict.hints:
+            out.print(f"  hint: {hint}", markup=False, highlight=False)
+    out.print(queries.why(row), markup=False, highlight=False, soft_wrap=True)
+
+
+@turns_app.command("why")
+@friendly
+def turns_why(turn_id: int, data: Data = _DEFAULT_DATA) -> None:
+    """Why a turn was trained, waits, or was left out."""
+    from nextstate.store import status as queries
+
+    row = _store(data).read_now(queries.show_turn, turn_id)
+    if row is None:
+        raise ConfigError(f"there is no turn {turn_id} in {data}. `nextstate turns list` shows what there is.")
+    print(queries.why(row))
+
+
+@versions_app.command("list")
+@friendly
+def versions_list(data: Data = _DEFAULT_DATA, as_json: AsJson = False) -> None:
+    """All versions: what made them, and what the gate measured."""
+    from nextstate.store import learning
+
+    rows = _store(data).read_now(learning.list_versions)
+    if as_json:
+        print(json.dumps([dict(row._mapping) for row in rows]))
+        return
+    table = Table("version", "state", "parent", "turns", "loss terms", "divergence", "probe", "gate")
+    for row in rows:
+        metrics, gate = row.metrics or {}, row.gate or {}
+        terms = ", ".join(
+            f"{name} {metrics[name]:.4f}"
+            for name in ("policy_gradient", "distillation", "anchor_kl")
+            if name in metrics
+        )
+        table.add_row(
+            str(row.version),
+            row.state,
+            "" if row.parent_version is None else str(row.parent_version),
+            str(metrics.get("turns", "")),
+            terms,
+            f"{gate['divergence']:.4f}" if "divergence" in gate else "",
+            f"{gate['probe_difference']:.1e}" if "probe_difference" in gate else "",
+            gate.get("why", "passed" if gate else ""),
+        )
+    out.print(table)
+
+
+@model_app.command("fetch")
+@friendly
+def model_fetch() -> None:
+    """Fetch and convert the built-in model, unless it is there."""
+    from nextstate.engines.builtin import builtin_model
+
+    print(builtin_model(lambda text: err.print(text, highlight=False)))
+
+
+@app.command()
+def version() -> None:
+    """The version of nextstate itself."""
+    print(__version__)
+
+
+def _store(data: Path) -> Any:
+    """The store of a data folder, which must be there: looking must not create one."""
+    from nextstate.store.store import Store
+
+    settings = config.load(None, data=data)
+    if not (data / "nextstate.db").exists():
+        raise ConfigError(
+            f"{data} holds no nextstate data. Start `nextstate serve --data {data}` first, or name another."
+        )
+    return Store.open(settings.database_url)
+
+
+def _turn_json(row: Any) -> dict[str, Any]:
+    names = [
+        *("turn_id", "session", "kind", "placed_because", "parent_turn_id", "state", "reason", "detail"),
+        *("prompt_tokens", "reply_tokens", "reply_versions", "finish_reason", "sampling", "answer"),
+        *("created_at", "finished_at", "update_id"),
+    ]
+    return {name: getattr(row, name) for name in names}
+
+
+def main() -> None:
+    """Entry point of the `nextstate` command."""
+    # A terminal that cannot show a character must not end a command.
+    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""From samples to rows: which tokens are scored, under what, and how much each weighs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nextstate.chat.template import render_with_hint
+from nextstate.store.learning import Sample
+from nextstate.types import SkipReason, TokenIds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A sample as the trainer reads it."""
+
+    prompt_ids: TokenIds
+    """[P]"""
+    hinted_prompt_ids: TokenIds | None
+    """The prompt that the teacher reads; None: no teacher."""
+    reply_ids: TokenIds
+    """[R]"""
+    sampled_logprobs: tuple[float, ...]
+    """[R] nats, stored with the turn."""
+    live: tuple[bool, ...]
+    """[R] False where the token is too stale to learn from."""
+    temperature: float
+    advantage: float
+
+    @property
+    def tokens(self) -> int:
+        return len(self.prompt_ids) + len(self.reply_ids)
+
+
+def make_row(sample: Sample, advantage: float, tokenizer: Any, *, oldest_version: int, max_tokens: int) -> Row:
+    """A row from a sample. A hinted prompt that would not fit goes without its teacher."""
+    turn = sample.turn
+    hinted = render_with_hint(tokenizer, sample.messages, sample.hint) if sample.hint else None
+    if hinted is not None and len(hinted) + len(turn.reply_ids) > max_tokens:
+        hinted = None
+    return Row(
+        prompt_ids=turn.prompt_ids,
+        hinted_prompt_ids=hinted,
+        reply_ids=turn.reply_ids,
+        sampled_logprobs=turn.reply_logprobs,
+        live=tuple(version >= oldest_version for version in turn.reply_versions),
+        temperature=turn.temperature,
+        advantage=advantage,
+    )
+
+
+def unfit(sample: Sample, *, oldest_version: int, max_tokens: int) -> tuple[SkipReason, str] | None:
+    """Why a sample cannot be trained at all, if so."""
+    turn = sample.turn
+    tokens = len(turn.prompt_ids) + len(turn.reply_ids)
+    if tokens > max_tokens:
+        return SkipReason.TOO_LONG, f"It has {tokens} tokens; learn.max_turn_tokens is {max_tokens}."
+    if all(version < oldest_version for version in turn.reply_versions):
+        newest = max(turn.reply_versions)
+        return SkipReason.TOO_STALE, f"Version {newest} answered it; versions before {oldest_version} are too old now."
+    return None
+
+
+def micro_batches(rows: Sequence[Row], *, max_tokens: int) -> list[list[int]]:
+    """Row numbers in groups of at most `max_tokens` tokens; a longer row is a group of its own."""
+    groups: list[list[int]] = []
+    room = 0
+    for i in sorted(range(len(rows)), key=lambda i: rows[i].tokens):
+        if not groups or rows[i].tokens > room:
+            groups.append([])
+            room = max_tokens
+        groups[-1].append(i)
+        room -= rows[i].tokens
+    return groups
+
+
+def token_weights(rows: Sequence[Row], *, with_teacher: bool) -> list[float]:
+    """Weight of each live token, row by row: turns count equally, however long, and all weights sum to 1.
+
+    with_teacher: only rows that have a teacher count; the others get 0.
+    """
+    counted = [row for row in rows if row.hinted_prompt_ids is not None or not with_teacher]
+    return [
+        0.0 if with_teacher and row.hinted_prompt_ids is None else 1.0 / (len(counted) * sum(row.live)) for row in rows
+    ]

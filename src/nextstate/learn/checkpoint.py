@@ -1,0 +1,105 @@
+"""A policy version on disk: a PEFT adapter as others load it, and beside it what the next update needs.
+
+    versions/000007/
+      adapter_model.safetensors, adapter_config.json     the adapter, for us, transformers + PEFT, or vLLM
+      optimizer.pt, trainer.json                         to go on training from here
+      probe.json                                         what the trainer computes on fixed prompts, for the gate
+
+The folder appears whole, by one rename, or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import get_peft_model_state_dict, set_peft_model_state_dict
+
+from nextstate.engines.adapters import CONFIG_FILE, WEIGHTS_FILE, read_adapter
+from nextstate.errors import AdapterError
+from nextstate.learn.trainer import Trainer
+
+PROBE_FILE = "probe.json"
+_KEEP_OPTIMIZERS = 3
+
+
+def version_dir(versions: Path, version: int) -> Path:
+    return versions / f"{version:06d}"
+
+
+def save(
+    trainer: Trainer, versions: Path, version: int, *, probe: Mapping[str, Any], metrics: Mapping[str, Any]
+) -> Path:
+    """Write a version. Until the last line nothing carries its name."""
+    from safetensors.torch import save_file
+
+    versions.mkdir(parents=True, exist_ok=True)
+    folder, part = version_dir(versions, version), versions / f"{version:06d}.part"
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir()
+    weights = {k: v.detach().cpu().contiguous() for k, v in get_peft_model_state_dict(trainer.model).items()}
+    save_file(weights, part / WEIGHTS_FILE, metadata={"format": "pt"})
+    config = trainer.model.peft_config["default"].to_dict() | {"inference_mode": True}
+    (part / CONFIG_FILE).write_text(json.dumps(_plain(config), indent=1))
+    torch.save(trainer.optimizer.state_dict(), part / "optimizer.pt")
+    state = {"baselines": trainer.baselines, "metrics": dict(metrics)}
+    (part / "trainer.json").write_text(json.dumps(state))
+    (part / PROBE_FILE).write_text(json.dumps(dict(probe)))
+    for file in part.iterdir():
+        _sync(file)
+    _sync(part)
+    part.rename(folder)
+    _sync(versions)
+    _prune_optimizers(versions)
+    return folder
+
+
+def restore(trainer: Trainer, folder: Path) -> None:
+    """Go on from a version.
+
+    Raises:
+        AdapterError: the folder is missing or damaged.
+    """
+    config = trainer.model.peft_config["default"]
+    set_peft_model_state_dict(trainer.model, read_adapter(folder, config))
+    try:
+        trainer.baselines = json.loads((folder / "trainer.json").read_text())["baselines"]
+    except (OSError, ValueError, KeyError) as error:
+        raise AdapterError(f"{folder}/trainer.json cannot be read ({error}); restore it from a copy.") from error
+    if (folder / "optimizer.pt").exists():
+        trainer.optimizer.load_state_dict(torch.load(folder / "optimizer.pt", weights_only=True))
+
+
+def remove_leftovers(versions: Path) -> None:
+    """Folders that a crash left half-written."""
+    for part in versions.glob("*.part"):
+        shutil.rmtree(part)
+
+
+def _prune_optimizers(versions: Path) -> None:
+    """Optimiser states are twice the adapter's size and only recent ones are ever gone back to."""
+    kept = sorted(versions.glob("[0-9]*/optimizer.pt"))
+    for old in kept[:-_KEEP_OPTIMIZERS]:
+        old.unlink()
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no sets and no enums."""
+    if isinstance(value, Mapping):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, set | frozenset | list | tuple):
+        return sorted(map(_plain, value)) if isinstance(value, set | frozenset) else [_plain(v) for v in value]
+    return value if isinstance(value, str | int | float | bool | None) else str(value)

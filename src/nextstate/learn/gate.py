@@ -1,0 +1,101 @@
+"""What a new version must pass before it serves.
+
+    served = trained   the engine's log-probs on fixed prompts equal the trainer's, token for token
+    retention          the policy has not drifted from the base further than a budget
+
+The trainer measures on its side and writes it beside the adapter; the publisher measures on the engine's side, with
+the adapter loaded from disk as it would serve, and compares.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nextstate.chat.template import render
+from nextstate.config import GateConfig
+from nextstate.engines.base import Engine
+from nextstate.errors import AdapterError
+from nextstate.learn.checkpoint import PROBE_FILE
+from nextstate.learn.trainer import Trainer
+from nextstate.types import PolicyRef, ScoreRequest
+
+PROBE = (
+    ("What is the capital of France?", "The capital of France is Paris."),
+    ("How do I boil an egg?", "Put it into boiling water for eight minutes, then cool it under cold water."),
+    ("Write one line of Python that adds two numbers.", "print(a + b)"),
+    ("Why is the sky blue?", "Air scatters blue light more than red light, so blue reaches us from everywhere."),
+)
+"""Fixed questions and answers. What is said does not matter; that it never changes does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateResult:
+    passed: bool
+    why: str
+    """One sentence."""
+    measured: Mapping[str, float]
+
+
+def measure_probe(trainer: Trainer) -> dict[str, Any]:
+    """The trainer's side: log-probs of the probe's answers, and the mean divergence from the base over them.
+
+    The divergence is KL(policy || base) in nats a token, over the whole vocabulary, not a sampled estimate.
+    """
+    tokenizer = trainer.loaded.tokenizer
+    sequences: list[list[int]] = []
+    starts: list[int] = []
+    keep: list[int] = []
+    at = 0
+    for question, answer in PROBE:
+        prompt = render(tokenizer, [{"role": "user", "content": question}])
+        ids = [*prompt, *tokenizer.encode(answer, add_special_tokens=False)]
+        sequences.append(ids)
+        starts.append(len(prompt))
+        keep.extend(range(at + len(prompt) - 1, at + len(ids) - 1))
+        at += len(ids)
+    with torch.no_grad():
+        policy = trainer.logits(sequences, keep).log_softmax(-1)
+        base = trainer.logits(sequences, keep, base=True).log_softmax(-1)
+    divergence = float((policy.exp() * (policy - base)).sum(-1).mean())
+    targets = [t for ids, start in zip(sequences, starts, strict=True) for t in ids[start:]]
+    logprobs = policy[torch.arange(len(targets)), torch.tensor(targets)].tolist()
+    return {"sequences": sequences, "starts": starts, "logprobs": logprobs, "divergence": divergence}
+
+
+async def examine(engine: Engine, version: int, folder: Path, config: GateConfig, *, exact: bool) -> GateResult:
+    """Load a candidate into the engine beside the version that serves, and decide whether it may serve.
+
+    Args:
+        exact: whether both sides compute in float32, where agreement is a matter of 1e-3 nats.
+    """
+    try:
+        probe = json.loads((folder / PROBE_FILE).read_text())
+        await engine.publish(PolicyRef(version=version), folder)
+    except (OSError, ValueError) as error:
+        return GateResult(passed=False, why=f"its probe cannot be read: {error}", measured={})
+    except AdapterError as error:
+        return GateResult(passed=False, why=str(error), measured={})
+    requests = [
+        ScoreRequest(ids=tuple(ids), start=start)
+        for ids, start in zip(probe["sequences"], probe["starts"], strict=True)
+    ]
+    served = [lp for scores in await engine.score(requests, PolicyRef(version=version)) for lp in scores.logprobs]
+    differences = [abs(a - b) for a, b in zip(served, probe["logprobs"], strict=True)]
+    bound = config.probe_bound or (1e-3 if exact else 0.5)
+    measured = {"probe_difference": max(differences), "divergence": probe["divergence"]}
+    if not max(differences) <= bound:  # also when it is not a number
+        why = f"served is not trained: log-probs on the probe differ by {max(differences):.4f} nats, allowed {bound}"
+        return GateResult(passed=False, why=why, measured=measured)
+    if not probe["divergence"] <= config.max_divergence:
+        why = (
+            f"it drifted {probe['divergence']:.3f} nats a token from the base, gate.max_divergence is "
+            f"{config.max_divergence}"
+        )
+        return GateResult(passed=False, why=why, measured=measured)
+    return GateResult(passed=True, why="passed", measured=measured)

@@ -1,0 +1,84 @@
+"""Learning from a teacher that has read a hint: the same weights, with the hint in the prompt, on the same tokens.
+
+Both forms turn the gap between teacher and student into advantages. A teacher identical to the student gives a gap of
+exactly 0, so a loss and a gradient of exactly 0.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from nextstate.learn.objectives.policy_gradient import clipped_surrogate, weighted_sum
+
+
+def sampled_distillation(
+    logprobs_N: Tensor,
+    old_logprobs_N: Tensor,
+    teacher_logprobs_N: Tensor,
+    weights_N: Tensor,
+    *,
+    gap_clip: float,
+    clip_low: float = 0.2,
+    clip_high: float = 0.28,
+) -> Tensor:
+    """Token-level gap on the sampled tokens, as advantage of a clipped policy gradient.
+
+        A    = clip(teacher_logprobs - old_logprobs, -C, C)
+        loss = sum(weights * max(-A rho, -A clip(rho)))
+
+    In expectation over the student's samples A is minus the reverse KL to the teacher (spec 1.8); one sample is a
+    policy-gradient estimate of it, not a KL value. The bound C answers the published code's missing one (W6).
+
+    Args:
+        logprobs_N: [N] nats of the sampled tokens under the weights being trained; the only input with a gradient.
+        old_logprobs_N: [N] nats, at the start of the update.
+        teacher_logprobs_N: [N] nats given the hinted prompt, at the same temperature; NaN where there is no teacher,
+            which leaves the token out. A missing value is never 0, which would be probability 1.
+        weights_N: [N] 0 on tokens left out; sums to 1 over the whole update.
+        gap_clip: C, nats.
+    """
+    gap_N, has_teacher_N = _gap(teacher_logprobs_N, old_logprobs_N, gap_clip)
+    loss_N = clipped_surrogate(logprobs_N, old_logprobs_N, gap_N, clip_low=clip_low, clip_high=clip_high)
+    return weighted_sum(loss_N, torch.where(has_teacher_N, weights_N, 0.0))
+
+
+def topk_distillation(
+    logprobs_NK: Tensor,
+    old_logprobs_NK: Tensor,
+    teacher_logprobs_NK: Tensor,
+    weights_N: Tensor,
+    *,
+    gap_clip: float,
+    clip_low: float = 0.2,
+    clip_high: float = 0.28,
+) -> Tensor:
+    """The teacher corrects the student's K most likely tokens at every position (spec 1.9, the OPD part).
+
+        w_v  = softmax of old_logprobs over the K tokens           sums to 1
+        D_v  = clip(teacher_v - old_v, -C, C)
+        A_v  = w_v D_v
+        loss = sum over positions of weights * sum_v max(-A_v rho_v, -A_v clip(rho_v))
+
+    All log-probs are normalised over the whole vocabulary: with a renormalised student the gradient could pour mass
+    into the K tokens as a whole for free. At rho = 1 the gradient is that of -sum_v w_v D_v log pi(v), a top-k
+    estimate of descending the reverse KL.
+
+    Args:
+        logprobs_NK: [N, K] nats under the weights being trained; the only input with a gradient.
+        old_logprobs_NK: [N, K] nats of the same tokens at the start of the update.
+        teacher_logprobs_NK: [N, K] nats of the same tokens given the hinted prompt; a row of NaN has no teacher.
+        weights_N: [N] 0 on positions left out; sums to 1 over the whole update.
+        gap_clip: C, nats.
+    """
+    old_NK = old_logprobs_NK.detach()
+    gap_NK, has_teacher_NK = _gap(teacher_logprobs_NK, old_NK, gap_clip)
+    advantages_NK = old_NK.softmax(-1) * gap_NK
+    loss_NK = clipped_surrogate(logprobs_NK, old_NK, advantages_NK, clip_low=clip_low, clip_high=clip_high)
+    return weighted_sum(loss_NK.sum(-1), torch.where(has_teacher_NK.all(-1), weights_N, 0.0))
+
+
+def _gap(teacher: Tensor, old: Tensor, clip: float) -> tuple[Tensor, Tensor]:
+    """The clipped gap, and where there is one; elsewhere it is 0, since even 0 times NaN is a NaN gradient."""
+    gap = (teacher - old).detach()
+    return gap.nan_to_num(nan=0.0).clamp(-clip, clip), ~gap.isnan()

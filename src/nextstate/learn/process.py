@@ -1,0 +1,163 @@
+"""The trainer's process: `python -m nextstate.learn.process CONFIG_JSON PARENT_PID`, started by the server.
+
+It owns nothing that matters but its place in the store, so it may be killed at any moment. Whatever it was doing is
+finished or undone when it starts again, by one question: is the version's folder there?
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+from typing import IO
+
+from nextstate import config as configuration
+from nextstate.config import Config
+from nextstate.errors import AdapterError, NextstateError
+from nextstate.learn import checkpoint
+from nextstate.learn.batches import unfit
+from nextstate.learn.gate import measure_probe
+from nextstate.learn.trainer import Trainer
+from nextstate.store import learning, turns
+from nextstate.store.store import Store, claim_folder, note
+from nextstate.types import SkipReason
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.2
+_FAILURES_IN_A_ROW = 3
+"""After so many, an update's turns are left out: they would stop all learning."""
+
+
+def learn_loop(store: Store, trainer: Trainer, config: Config, *, parent_pid: int) -> None:
+    """Train an update whenever enough turns wait, or one has waited long enough.
+
+    reads    judged turns, oldest first
+    writes   updates, a version folder, and the version as a candidate for the publisher
+    waits    polls; also for the publisher to decide about the candidate before
+    crash    `recover` finishes or undoes the update at the next start
+    """
+    loaded_version = -1
+    while os.getppid() == parent_pid:
+        count, oldest = store.read_now(learning.waiting_samples)
+        due = count >= config.learn.batch_turns or (
+            oldest is not None and time.time() - oldest >= config.learn.max_wait_s
+        )
+        if not due or store.read_now(learning.candidate) is not None:
+            time.sleep(POLL_S)
+            continue
+        serving = store.read_now(learning.serving_version)
+        if serving != loaded_version:
+            load_version(store, trainer, config, serving)
+        # Until the update is a candidate, nobody knows what the weights in memory are.
+        loaded_version = -1
+        update_id = store.write_now(learning.start_update, limit=config.learn.batch_turns)
+        version = run_update(store, trainer, config, update_id)
+        if version is not None:
+            loaded_version = version
+
+
+def load_version(store: Store, trainer: Trainer, config: Config, version: int) -> None:
+    """Make the trainer's weights those of a version."""
+    if version == 0:
+        trainer.start_over()
+    else:
+        checkpoint.restore(trainer, checkpoint.version_dir(config.versions_dir, version))
+
+
+def run_update(store: Store, trainer: Trainer, config: Config, update_id: int) -> int | None:
+    """Train one update that `start_update` has taken. Returns the version it made, or None."""
+    try:
+        update = store.read_now(learning.load_update, update_id)
+        oldest = update.parent_version - config.learn.lag_versions
+        limit = min(config.learn.max_turn_tokens, trainer.loaded.context_tokens)
+        samples = []
+        for sample in update.samples:
+            skip = unfit(sample, oldest_version=oldest, max_tokens=limit)
+            if skip:
+                store.write_now(turns.leave_out, [sample.turn.turn_id], *skip)
+            else:
+                samples.append(sample)
+        if not samples:
+            store.write_now(learning.abandon_update, update_id, "no turn of it could be trained")
+            return None
+        metrics = trainer.update(samples, parent_version=update.parent_version)
+        probe = measure_probe(trainer)
+        metrics["divergence"] = probe["divergence"]
+        folder = checkpoint.save(trainer, config.versions_dir, update.version, probe=probe, metrics=metrics)
+        artifact = str(folder.relative_to(config.data))
+        store.write_now(learning.finish_update, update_id, artifact=artifact, metrics=metrics)
+    except Exception as error:  # a row with the reason is written, and serving does not notice
+        log.exception("update %d failed", update_id)
+        store.write_now(learning.abandon_update, update_id, f"{type(error).__name__}: {error}")
+        give_up_repeated_failures(store)
+        return None
+    log.info("update %d made version %d from %d turns: %s", update_id, update.version, len(samples), metrics)
+    return update.version
+
+
+def recover(store: Store, config: Config) -> None:
+    """Settle what a trainer that was killed left behind."""
+    checkpoint.remove_leftovers(config.versions_dir)
+    for row in store.read_now(learning.running_updates):
+        folder = checkpoint.version_dir(config.versions_dir, row.version)
+        if folder.exists():
+            metrics = json.loads((folder / "trainer.json").read_text())["metrics"]
+            artifact = str(folder.relative_to(config.data))
+            store.write_now(learning.finish_update, row.update_id, artifact=artifact, metrics=metrics)
+        else:
+            store.write_now(learning.abandon_update, row.update_id, "the trainer stopped in the middle of it")
+            give_up_repeated_failures(store)
+
+
+def give_up_repeated_failures(store: Store) -> None:
+    """Leave out the turns of an update that fails again and again."""
+    failed = store.read_now(learning.failures_in_a_row)
+    if failed >= _FAILURES_IN_A_ROW:
+        left = store.write_now(learning.leave_out_next, SkipReason.UPDATE_FAILED, failed)
+        log.error("%d updates failed in a row; %d turns were left out", failed, left)
+
+
+def main() -> None:
+    options, parent_pid = json.loads(sys.argv[1]), int(sys.argv[2])
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s trainer %(levelname)s %(message)s")
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    config = configuration.Config.model_validate(options)
+    # Serving comes first: the operating system gives the trainer what the engine leaves.
+    os.nice(10)
+    import torch
+
+    from nextstate.engines.model import load
+
+    torch.set_num_threads(config.learn.threads or max(1, (os.cpu_count() or 2) - config.engine.threads))
+    try:
+        lock = _claim(config.data, parent_pid)
+        store = Store.open(config.database_url)
+        recover(store, config)
+        loaded = load(config.model, dtype=config.engine.dtype, device=config.engine.device)
+        trainer = Trainer(loaded, config.learn)
+        store.write_now(note, "trainer_started", pid=os.getpid())
+        learn_loop(store, trainer, config, parent_pid=parent_pid)
+    except (NextstateError, AdapterError) as error:
+        log.error("%s", error)
+        sys.exit(1)
+    lock.close()
+
+
+def _claim(data: Path, parent_pid: int) -> IO[str]:
+    """The trainer's lock. One that outlived its server ends by itself within a moment: wait for it."""
+    for _ in range(100):
+        try:
+            return claim_folder(data, "trainer")
+        except NextstateError:
+            if os.getppid() != parent_pid:
+                raise
+            time.sleep(POLL_S)
+    return claim_folder(data, "trainer")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""Keeps the trainer's process running beside the server."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+
+from nextstate.config import Config
+from nextstate.store.store import Store, note
+
+log = logging.getLogger(__name__)
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S, _HEALTHY_S = 1.0, 60.0, 60.0
+
+
+async def keep_trainer_running(store: Store, config: Config) -> None:
+    """Start the trainer, and start it again whenever it ends.
+
+    reads    nothing; the trainer reads the store itself
+    writes   an event for each end
+    waits    for the process; after quick ends longer and longer, up to a minute
+    crash    the trainer notices that its server is gone and ends too
+    """
+    # Keys stay here: the trainer needs no part of the configuration that has one.
+    options = config.model_dump_json(include={"model", "data", "engine", "learn", "gate"})
+    pause = _FIRST_PAUSE_S
+    loop = asyncio.get_running_loop()
+    while True:
+        started = loop.time()
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "nextstate.learn.process", options, str(os.getpid()), stdin=asyncio.subprocess.DEVNULL
+        )
+        try:
+            status = await process.wait()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        pause = _FIRST_PAUSE_S if loop.time() - started > _HEALTHY_S else min(2 * pause, _LONGEST_PAUSE_S)
+        await store.write(note, "trainer_ended", status=status)
+        log.warning("the trainer ended with status %s; it starts again in %.0f s, serving goes on", status, pause)
+        await asyncio.sleep(pause)

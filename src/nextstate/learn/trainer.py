@@ -1,0 +1,244 @@
+"""One update: samples in, new adapter weights out.
+
+For every micro-batch of turns, through the same packed forward pass that the engine decodes with:
+
+    base      prompt + reply, adapter off            -> log-probs to stay near          no gradient
+    teacher   prompt with the hint + reply           -> log-probs to move towards       no gradient
+    student   prompt + reply                         -> log-probs, and the loss         gradient
+
+The teacher is the policy itself as it stood when the update began. All three are scored on the sampled token ids, at
+the temperature they were sampled with.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from peft import PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+from torch import Tensor
+
+from nextstate.config import LearnConfig
+from nextstate.engines.adapters import lora_config
+from nextstate.engines.model import LoadedModel
+from nextstate.engines.packed import forward_packed
+from nextstate.learn.baseline import advantages, updated
+from nextstate.learn.batches import Row, make_row, micro_batches, token_weights
+from nextstate.learn.objectives.anchor import anchor_kl
+from nextstate.learn.objectives.distillation import sampled_distillation, topk_distillation
+from nextstate.learn.objectives.policy_gradient import importance_weights, policy_gradient
+from nextstate.store.learning import Sample
+
+
+@dataclass(slots=True)
+class _Scored:
+    """What a row's first pass found; later optimiser steps of the same update are measured against it."""
+
+    old_N: Tensor
+    base_N: Tensor
+    top_NK: Tensor
+    """Token ids of the student's K most likely tokens."""
+    old_top_NK: Tensor
+    teacher_N: Tensor
+    teacher_top_NK: Tensor
+    """NaN without a teacher."""
+
+
+@dataclass(slots=True)
+class _Totals:
+    terms: dict[str, float] = field(default_factory=dict)
+    tokens: int = 0
+
+    def add(self, name: str, value: Tensor) -> None:
+        self.terms[name] = self.terms.get(name, 0.0) + float(value.detach())
+
+
+class Trainer:
+    """The policy's trainable copy: base weights with one LoRA adapter, its optimiser, and the baselines."""
+
+    def __init__(self, loaded: LoadedModel, config: LearnConfig) -> None:
+        self.loaded, self.config = loaded, config
+        torch.manual_seed(config.seed)
+        self.model: PeftModel = get_peft_model(loaded.model, lora_config(config.rank, config.alpha, config.targets))
+        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.AdamW(
+            self.parameters, lr=config.learning_rate, betas=(0.9, 0.98), weight_decay=0.0
+        )
+        self.baselines: dict[str, float] = {}
+        self._untrained = {k: v.clone() for k, v in get_peft_model_state_dict(self.model).items()}
+
+    def start_over(self) -> None:
+        """Back to the base: a fresh adapter, which changes nothing until it is trained."""
+        set_peft_model_state_dict(self.model, self._untrained)
+        self.optimizer.state.clear()
+        self.baselines = {}
+
+    def update(self, samples: Sequence[Sample], *, parent_version: int) -> dict[str, Any]:
+        """Train on samples, in place. Gives the loss terms and counts, for people and reports.
+
+        Raises:
+            FloatingPointError: loss or gradient is not finite; the weights are as before.
+        """
+        started = time.monotonic()
+        rewards = [(sample.user, sample.reward) for sample in samples]
+        rows = [
+            make_row(
+                sample,
+                advantage,
+                self.loaded.tokenizer,
+                oldest_version=parent_version - self.config.lag_versions,
+                max_tokens=min(self.config.max_turn_tokens, self.loaded.context_tokens),
+            )
+            for sample, advantage in zip(samples, advantages(rewards, self.baselines), strict=True)
+        ]
+        scored: dict[int, _Scored] = {}
+        steps = [self._step(rows, scored) for _ in range(self.config.steps)]
+        self.baselines = updated(self.baselines, rewards, rate=self.config.baseline_rate)
+        seconds = time.monotonic() - started
+        return {
+            **steps[0],
+            "turns": len(rows),
+            "turns_with_teacher": sum(row.hinted_prompt_ids is not None for row in rows),
+            "mean_reward": sum(reward for _, reward in rewards) / len(rewards),
+            "reply_tokens": sum(len(row.reply_ids) for row in rows),
+            "stale_tokens": sum(row.live.count(False) for row in rows),
+            "seconds": round(seconds, 3),
+        }
+
+    def _step(self, rows: Sequence[Row], scored: dict[int, _Scored]) -> dict[str, Any]:
+        totals = _Totals()
+        per_turn = token_weights(rows, with_teacher=False)
+        per_taught = token_weights(rows, with_teacher=True)
+        self.optimizer.zero_grad(set_to_none=True)
+        for group in micro_batches(rows, max_tokens=self.config.micro_batch_tokens):
+            loss = self._loss(rows, group, scored, per_turn, per_taught, totals)
+            if not torch.isfinite(loss):
+                raise FloatingPointError(f"the loss became {float(loss)}; the update was given up")
+            loss.backward()  # type: ignore[no-untyped-call]
+        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm))
+        if not math.isfinite(norm):
+            raise FloatingPointError(f"the gradient's norm became {norm}; the update was given up")
+        self.optimizer.step()
+        return {**totals.terms, "grad_norm": norm, "tokens_computed": totals.tokens}
+
+    def _loss(
+        self,
+        rows: Sequence[Row],
+        group: Sequence[int],
+        scored: dict[int, _Scored],
+        per_turn: Sequence[float],
+        per_taught: Sequence[float],
+        totals: _Totals,
+    ) -> Tensor:
+        """The part of the update's loss that a micro-batch brings; the parts add up."""
+        config = self.config
+        logprobs_NV = self._reply_logprobs([rows[i] for i in group], totals)
+        new = [i for i in group if i not in scored]
+        if new:
+            self._score_first(rows, group, logprobs_NV.detach(), scored, totals)
+        device = logprobs_NV.device
+        ids_N = torch.tensor([t for i in group for t in rows[i].reply_ids], device=device)
+        seen = [scored[i] for i in group]
+        old_N = torch.cat([s.old_N for s in seen])
+        live_N = torch.tensor([ok for i in group for ok in rows[i].live], device=device, dtype=torch.float32)
+        sampled_N = torch.tensor([lp for i in group for lp in rows[i].sampled_logprobs], device=device)
+        importance_N = importance_weights(old_N, sampled_N, cap=config.importance_cap)
+        turn_N = self._spread(rows, group, per_turn, device) * live_N
+        taught_N = self._spread(rows, group, per_taught, device) * live_N
+        advantages_N = self._spread(rows, group, [row.advantage for row in rows], device)
+        logprobs_N = logprobs_NV.gather(1, ids_N[:, None])[:, 0]
+        clip = {"clip_low": config.clip_low, "clip_high": config.clip_high}
+
+        terms: dict[str, tuple[float, Tensor]] = {}
+        if config.objective in ("binary", "hybrid"):
+            term = policy_gradient(logprobs_N, old_N, advantages_N, turn_N * importance_N, **clip)
+            terms["policy_gradient"] = config.reward_weight, term
+        if config.objective in ("distillation", "hybrid"):
+            if config.top_k:
+                top_NK = torch.cat([s.top_NK for s in seen])
+                term = topk_distillation(
+                    logprobs_NV.gather(1, top_NK),
+                    torch.cat([s.old_top_NK for s in seen]),
+                    torch.cat([s.teacher_top_NK for s in seen]),
+                    taught_N * importance_N,
+                    gap_clip=config.gap_clip,
+                    **clip,
+                )
+            else:
+                teacher_N = torch.cat([s.teacher_N for s in seen])
+                term = sampled_distillation(
+                    logprobs_N, old_N, teacher_N, taught_N * importance_N, gap_clip=config.gap_clip, **clip
+                )
+            terms["distillation"] = config.teacher_weight, term
+        base_N = torch.cat([s.base_N for s in seen])
+        terms["anchor_kl"] = config.kl_weight, anchor_kl(logprobs_N, base_N, turn_N)
+        for name, (_, term) in terms.items():
+            totals.add(name, term)
+        totals.add("mean_log_ratio_to_base", ((old_N - base_N) * turn_N).sum())
+        totals.add("importance", (importance_N * turn_N).sum())
+        return torch.stack([weight * term for weight, term in terms.values()]).sum()
+
+    def _score_first(
+        self, rows: Sequence[Row], group: Sequence[int], old_NV: Tensor, scored: dict[int, _Scored], totals: _Totals
+    ) -> None:
+        """Base and teacher on these rows, and the student as it stands at the update's beginning."""
+        with torch.no_grad():
+            base_NV = self._reply_logprobs([rows[i] for i in group], totals, base=True)
+            taught = [i for i in group if rows[i].hinted_prompt_ids is not None]
+            teacher_NV = self._reply_logprobs([rows[i] for i in taught], totals, hinted=True) if taught else None
+            at = at_taught = 0
+            for i in group:
+                tokens = len(rows[i].reply_ids)
+                ids_N1 = torch.tensor(rows[i].reply_ids, device=old_NV.device)[:, None]
+                old, base = old_NV[at : at + tokens], base_NV[at : at + tokens]
+                top_NK = old.topk(max(1, self.config.top_k), dim=-1).indices
+                if teacher_NV is not None and i in taught:
+                    teacher = teacher_NV[at_taught : at_taught + tokens]
+                    teacher_N, teacher_top_NK = teacher.gather(1, ids_N1)[:, 0], teacher.gather(1, top_NK)
+                    at_taught += tokens
+                else:
+                    teacher_N = torch.full_like(old[:, 0], torch.nan)
+                    teacher_top_NK = torch.full_like(top_NK, torch.nan, dtype=old.dtype)
+                scored[i] = _Scored(
+                    old_N=old.gather(1, ids_N1)[:, 0],
+                    base_N=base.gather(1, ids_N1)[:, 0],
+                    top_NK=top_NK,
+                    old_top_NK=old.gather(1, top_NK),
+                    teacher_N=teacher_N,
+                    teacher_top_NK=teacher_top_NK,
+                )
+                at += tokens
+
+    def logits(self, sequences: Sequence[Sequence[int]], keep: Sequence[int], *, base: bool = False) -> Tensor:
+        """[K, V] unscaled logits in float32 at chosen rows of packed sequences, with or without the adapter."""
+        with self.model.disable_adapter() if base else nullcontext():
+            return forward_packed(self.model, sequences, keep).float()
+
+    def _reply_logprobs(
+        self, rows: Sequence[Row], totals: _Totals, *, hinted: bool = False, base: bool = False
+    ) -> Tensor:
+        """[N, V] log-probs at the reply positions of all rows, each at its own temperature."""
+        sequences: list[list[int]] = []
+        keep: list[int] = []
+        start = 0
+        for row in rows:
+            prompt = row.hinted_prompt_ids if hinted else row.prompt_ids
+            assert prompt is not None
+            # The last reply token is predicted, never read.
+            sequences.append([*prompt, *row.reply_ids[:-1]])
+            keep.extend(range(start + len(prompt) - 1, start + len(sequences[-1])))
+            start += len(sequences[-1])
+        totals.tokens += start
+        logits_NV = self.logits(sequences, keep, base=base)
+        temperature_N1 = torch.tensor([[row.temperature] for row in rows for _ in row.reply_ids])
+        return (logits_NV / temperature_N1.to(logits_NV.device)).log_softmax(-1)
+
+    @staticmethod
+    def _spread(rows: Sequence[Row], group: Sequence[int], per_row: Sequence[float], device: torch.device) -> Tensor:
+        """One number a row becomes one number a reply token: [N]."""
+        return torch.tensor([per_row[i] for i in group for _ in rows[i].reply_ids], device=device)

@@ -1,0 +1,154 @@
+"""Learn from live conversations: the four loops, around one store, in the order in which they start.
+
+serve and collect   one process, this one: HTTP, the engine's thread, the store
+judge               a task of this process; it votes with the engine's base weights, or asks an endpoint
+learn               a process of its own, kept running from here
+publish             a task of this process: candidate, gate, the engine's next decoding step
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import torch
+
+from nextstate.config import Config
+from nextstate.engines.adapters import lora_config
+from nextstate.engines.local import LocalEngine
+from nextstate.engines.model import LoadedModel, load, resolve
+from nextstate.judge.judge import EvidenceFirst, Judge
+from nextstate.judge.loop import judge_loop
+from nextstate.judge.sampled import SampledJudge
+from nextstate.judge.scored import ScoredJudge
+from nextstate.learn.publish import publish_loop, serve_newest
+from nextstate.learn.supervisor import keep_trainer_running
+from nextstate.serve.app import create_app
+from nextstate.serve.auth import check_bind
+from nextstate.serve.run import bind, serve_http
+from nextstate.store import turns
+from nextstate.store.store import Store, bind_to_model, claim_folder, note
+
+log = logging.getLogger(__name__)
+
+
+async def run(config: Config, say: Callable[[str], None]) -> None:
+    """Serve and learn until cancelled.
+
+    Everything that can be wrong with the configuration, the port, the folder or the model is found out first, in the
+    order of how cheap it is to check.
+
+    Raises:
+        NextstateError: something of that is wrong; nothing has been changed.
+    """
+    check_bind(config.serve)
+    listener = bind(config.serve.host, config.serve.port)
+    lock = claim_folder(config.data, "server")
+    try:
+        await _run(config, listener, say)
+    finally:
+        listener.close()
+        lock.close()
+
+
+async def _run(config: Config, listener: socket.socket, say: Callable[[str], None]) -> None:
+    resolve(config.model, say)
+    say(f"loading {config.model}")
+    loaded = load(config.model, dtype=config.engine.dtype, device=config.engine.device)
+    store = Store.open(config.database_url)
+    await store.write(bind_to_model, loaded.name, loaded.fingerprint)
+    interrupted = await store.write(turns.close_interrupted)
+    await store.write(note, "server_started", model=loaded.name, interrupted_turns=interrupted)
+
+    engine = make_engine(loaded, config)
+    version = await serve_newest(store, engine, config.data)
+    engine.start()
+    try:
+        judge = await make_judge(engine, loaded, config)
+        wake_judge = asyncio.Event()
+        app = create_app(
+            store=store,
+            engine=engine,
+            config=config,
+            learning=config.learn.enabled,
+            ready=lambda: (True, "ready"),
+            wake_judge=wake_judge.set,
+        )
+        loops: list[Coroutine[Any, Any, None]] = [serve_http(app, listener), end_idle_sessions(store, config)]
+        if config.learn.enabled:
+            exact = next(loaded.model.parameters()).dtype == torch.float32
+            loops += [
+                judge_loop(store, judge, config.judge, wake_judge),
+                publish_loop(store, engine, config.data, config.gate, exact=exact),
+                keep_trainer_running(store, config),
+            ]
+        host, port = listener.getsockname()[:2]
+        learning = "learning" if config.learn.enabled else "not learning"
+        say(f"serving {loaded.name}, version {version}, on http://{host}:{port}/v1 ({learning})")
+        await first_to_end(loops)
+    finally:
+        engine.stop()
+        await store.write(note, "server_stopped")
+        store.close()
+
+
+async def first_to_end(loops: list[Coroutine[Any, Any, None]]) -> None:
+    """Run loops side by side. When one returns (the HTTP server, on a signal) or raises, all end."""
+    tasks = [asyncio.create_task(loop) for loop in loops]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def make_engine(loaded: LoadedModel, config: Config) -> LocalEngine:
+    """The local engine with slots for the adapters to come."""
+    engine = LocalEngine(
+        loaded,
+        max_streams=config.engine.max_streams,
+        prefix_cache_tokens=config.engine.prefix_cache_tokens,
+        threads=config.engine.threads,
+    )
+    engine.prepare_adapters(lora_config(config.learn.rank, config.learn.alpha, config.learn.targets))
+    return engine
+
+
+async def make_judge(engine: LocalEngine, loaded: LoadedModel, config: Config) -> Judge:
+    """Facts first, then votes: of an endpoint where one is configured, else of the local base weights."""
+    if config.judge.base_url is not None:
+        key = config.judge.api_key
+        return EvidenceFirst(
+            SampledJudge(
+                base_url=config.judge.base_url,
+                model=config.judge.model,
+                api_key=key.get_secret_value() if key is not None else None,
+                votes=config.judge.votes,
+                deadline_s=config.judge.deadline_s,
+                max_concurrency=config.judge.concurrency,
+            )
+        )
+    scored = ScoredJudge(engine, loaded.tokenizer, model=loaded.name)
+    if config.learn.enabled:
+        await scored.calibrate()
+    return EvidenceFirst(scored)
+
+
+async def end_idle_sessions(store: Store, config: Config) -> None:
+    """End sessions that have gone quiet, so that their last turns have a reason and nothing waits for ever.
+
+    reads    sessions without a recent request
+    writes   their end; their last turns are left out
+    waits    a tenth of the idle time
+    crash    they end a little later
+    """
+    while True:
+        await store.write(turns.end_sessions, idle_before=time.time() - config.collect.idle_s)
+        await asyncio.sleep(min(60.0, config.collect.idle_s / 10))

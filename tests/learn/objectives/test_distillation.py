@@ -1,0 +1,87 @@
+import pytest
+import torch
+
+from nextstate.learn.objectives.distillation import sampled_distillation, topk_distillation
+
+
+def nats(*probabilities: float) -> torch.Tensor:
+    return torch.tensor(probabilities, dtype=torch.float64).log()
+
+
+ONE = torch.ones(1, dtype=torch.float64)
+
+
+def test_the_oracle_of_the_hybrid_objective_is_met_at_ratio_one():
+    # T4: w (.7778, .2222), D (-1, 1), A (-.7778, .2222): .7778 - .2222
+    old, teacher = nats(0.7, 0.2)[None], nats(0.2, 0.6)[None]
+    assert topk_distillation(old, old, teacher, ONE, gap_clip=1.0).item() == pytest.approx(0.5555556, abs=1e-7)
+
+
+def test_the_oracle_of_the_hybrid_objective_is_met_away_from_ratio_one():
+    # T4 at (.5, .4): rho (.7143, 2). A = -.7778 with rho below .8 is held: max(.7778 * .7143, .7778 * .8) = .6222;
+    # A = .2222 with rho above 1.28 is held: -.2222 * 1.28 = -.2844
+    old, teacher, now = nats(0.7, 0.2)[None], nats(0.2, 0.6)[None], nats(0.5, 0.4)[None]
+    assert topk_distillation(now, old, teacher, ONE, gap_clip=1.0).item() == pytest.approx(0.3377778, abs=1e-7)
+
+
+@pytest.mark.parametrize("gap_clip", [0.1, 1.0, 100.0])
+def test_an_identical_teacher_gives_exactly_zero_loss_and_gradient(gap_clip: float):
+    # T5. The published helper, which forgets the row maximum, gives -gap_clip here.
+    logits = torch.randn(6, 50, dtype=torch.float64).requires_grad_()
+    logprobs = logits.log_softmax(-1)
+    top = logprobs.detach().topk(4).indices
+    weights = torch.full((6,), 1 / 6, dtype=torch.float64)
+    chosen = logprobs.gather(1, top)
+    dense = topk_distillation(chosen, chosen.detach(), chosen.detach(), weights, gap_clip=gap_clip)
+    sampled = sampled_distillation(
+        logprobs[:, 0], logprobs[:, 0].detach(), logprobs[:, 0].detach(), weights, gap_clip=gap_clip
+    )
+    (dense + sampled).backward()
+    assert dense.item() == 0.0
+    assert sampled.item() == 0.0
+    assert logits.grad.abs().max().item() == 0.0
+
+
+def test_the_gap_on_a_sampled_token_is_clipped_and_pulls_towards_the_teacher():
+    logprobs = nats(0.1, 0.5).requires_grad_()
+    teacher = nats(0.8, 0.25)
+    loss = sampled_distillation(logprobs, logprobs.detach(), teacher, ONE.expand(2) / 2, gap_clip=1.0)
+    loss.backward()
+    # gaps ln 8 = 2.079, clipped to 1, and ln 0.5 = -0.693
+    assert logprobs.grad.tolist() == pytest.approx([-0.5, 0.3465736], abs=1e-6)
+
+
+def test_a_missing_teacher_value_is_a_mask_and_not_probability_one():
+    logprobs = nats(0.1, 0.5).requires_grad_()
+    teacher = torch.tensor([float("nan"), 0.0], dtype=torch.float64)
+    loss = sampled_distillation(logprobs, logprobs.detach(), teacher, ONE.expand(2) / 2, gap_clip=1.0)
+    loss.backward()
+    assert logprobs.grad[0].item() == 0.0
+    assert logprobs.grad[1].item() == pytest.approx(-0.3465736, abs=1e-6)  # -ln 2 / 2
+
+
+def test_a_row_without_teacher_gives_no_gradient():
+    old = nats(0.7, 0.2)[None].requires_grad_()
+    nothing = torch.full((1, 2), float("nan"), dtype=torch.float64)
+    loss = topk_distillation(old, old.detach(), nothing, ONE, gap_clip=1.0)
+    loss.backward()
+    assert loss.item() == 0.0
+    assert old.grad.abs().max().item() == 0.0
+
+
+def test_the_gradient_agrees_with_finite_differences():
+    old, teacher = nats(0.6, 0.3)[None], nats(0.3, 0.5)[None]
+    now = nats(0.58, 0.31)[None].requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: topk_distillation(x, old, teacher, ONE, gap_clip=1.0), now)
+
+
+def test_splitting_a_batch_changes_nothing():
+    torch.manual_seed(0)
+    now, old, teacher = (torch.randn(6, 3, dtype=torch.float64) for _ in range(3))
+    weights = torch.full((6,), 1 / 6, dtype=torch.float64)
+    whole = topk_distillation(now, old, teacher, weights, gap_clip=1.0)
+    parts = sum(
+        topk_distillation(now[s], old[s], teacher[s], weights[s], gap_clip=1.0).item()
+        for s in (slice(0, 2), slice(2, 6))
+    )
+    assert parts == pytest.approx(whole.item(), abs=1e-12)
