@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 
 from nextstate.types import Vote
 
-SIGN_AT = 0.5
-"""Probability from which a vote is signed, good or bad. Below it the sign is wrong too often to train on."""
+SIGN_AT = 0.45
+"""Probability from which a vote is good or bad. Measured on the development data with the built-in model, fitted on one
+file and read on the other: from 0.45 on, 65 % of signed votes are right; from 0.6 on 73 %, with half as many signed."""
 
 NEUTRAL_AT = 0.4
-"""Probability from which a vote is neutral. Lower than SIGN_AT: a neutral turn trains nothing, so a mistake is cheap."""
+"""Probability from which a vote is neutral. Lower, because a neutral turn trains nothing and a mistake is cheap."""
 
 
 def majority(votes: Sequence[Vote | None]) -> Vote | None:
@@ -29,8 +30,3 @@ def vote_of(
     best = max(Vote, key=lambda vote: probabilities[vote])
     needed = neutral_at if best is Vote.NEUTRAL else sign_at
     return best if probabilities[best] >= needed else None
-
-
-def mean_probabilities(votes: Sequence[Mapping[Vote, float]]) -> dict[Vote, float]:
-    """The average over votes, label by label; there must be at least one vote."""
-    return {vote: sum(probabilities[vote] for probabilities in votes) / len(votes) for vote in Vote}

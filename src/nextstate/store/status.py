@@ -65,7 +65,7 @@ def status(db: Connection) -> Status:
         waiting=waiting,
         left_out=left_out,
         verdicts={names[value]: count for value, count in values},
-        updates=dict(by_state.tuples().all()),
+        updates={str(row.state): int(row[1]) for row in by_state},
     )
 
 

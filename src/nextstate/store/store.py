@@ -126,7 +126,7 @@ def bind_to_model(db: Connection, name: str, fingerprint: str) -> None:
     Raises:
         ConfigError: the folder holds the turns and adapters of another model.
     """
-    known = dict(db.execute(select(schema.meta.c.key, schema.meta.c.value)).tuples().all())
+    known = {row.key: row.value for row in db.execute(select(schema.meta))}
     if known.get("fingerprint", fingerprint) != fingerprint:
         raise ConfigError(
             f"this data folder belongs to model '{known.get('model')}', and '{name}' has other weights. Its turns and "

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, exists, insert, select, update
 
 from nextstate.errors import TokenMismatch
 from nextstate.store.arrays import (
@@ -243,11 +243,17 @@ def find_session(db: Connection, user: str, key: str) -> int | None:
 
 
 def find_by_answer(db: Connection, user: str, spine: str, session_id: int | None) -> AnyRow | None:
-    """The newest turn whose conversation, answer included, has this spine; within one session if given."""
-    query = select(turns.c.turn_id, turns.c.session_id).where(turns.c.user == user, turns.c.answer_spine == spine)
+    """The newest turn whose conversation, answer included, has this spine; within one session if given.
+
+    One that nothing has followed yet comes first: two conversations may begin alike, and each has its next state.
+    `continued` says whether something has followed it.
+    """
+    continued = exists().where(next_states.c.turn_id == turns.c.turn_id)
+    query = select(turns.c.turn_id, turns.c.session_id, continued.label("continued"))
+    query = query.where(turns.c.user == user, turns.c.answer_spine == spine)
     if session_id is not None:
         query = query.where(turns.c.session_id == session_id)
-    return db.execute(query.order_by(turns.c.turn_id.desc()).limit(1)).first()
+    return db.execute(query.order_by(continued, turns.c.turn_id.desc()).limit(1)).first()
 
 
 def find_by_request(db: Connection, user: str, spine: str, session_id: int | None) -> AnyRow | None:
@@ -262,7 +268,9 @@ def find_by_request(db: Connection, user: str, spine: str, session_id: int | Non
 def newest_turn(db: Connection, session_id: int) -> AnyRow | None:
     """The newest finished turn of a session, for clients that name the session but rewrite its history."""
     query = select(turns.c.turn_id, turns.c.session_id).where(
-        turns.c.session_id == session_id, turns.c.answer.is_not(None), turns.c.kind != "side"
+        turns.c.session_id == session_id,
+        turns.c.finish_reason.in_((FinishReason.STOP, FinishReason.LENGTH)),
+        turns.c.kind != "side",
     )
     return db.execute(query.order_by(turns.c.turn_id.desc()).limit(1)).first()
 

@@ -1,0 +1,91 @@
+"""The HTTP application: which endpoints there are, and what every request passes through.
+
+count ─▶ key ─▶ size ─▶ endpoint
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from fastapi.responses import PlainTextResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from nextstate import __version__
+from nextstate.config import Config
+from nextstate.serve import chat_completions, feedback, models
+from nextstate.serve.auth import RequireKey
+from nextstate.serve.errors import handle_errors
+from nextstate.serve.limits import LimitBody
+from nextstate.serve.metrics import CountRequests, Metrics
+from nextstate.serve.services import Services, ServingEngine
+from nextstate.store.store import Store
+
+ROUTES = frozenset(
+    {"/v1/chat/completions", "/v1/models", "/v1/feedback", "/healthz", "/readyz", "/metrics"},
+)
+
+
+def create_app(
+    *,
+    store: Store,
+    engine: ServingEngine,
+    config: Config,
+    learning: bool,
+    ready: Callable[[], tuple[bool, str]],
+    wake_judge: Callable[[], None],
+) -> FastAPI:
+    """The application around an engine that has been started.
+
+    Args:
+        learning: False keeps turns and never judges or trains them.
+        ready: whether answers can be had now, and a sentence for the one who asks.
+        wake_judge: called when a turn may have become ready for a verdict.
+    """
+    metrics = Metrics(store, lambda: engine.load)
+    services = Services(
+        store=store,
+        engine=engine,
+        config=config,
+        metrics=metrics,
+        learning=learning,
+        ready=ready,
+        wake_judge=wake_judge,
+    )
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        answers = list(services.answers)
+        for answer in answers:
+            answer.abandon()
+        await asyncio.gather(*(answer.written() for answer in answers))
+
+    # The pages that describe the API would fetch scripts from another host.
+    app = FastAPI(title="nextstate", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.state.services = services
+    handle_errors(app)
+    for router in (chat_completions.router, models.router, feedback.router):
+        app.include_router(router(services))
+
+    @app.get("/healthz")
+    async def healthz() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/readyz")
+    async def readyz() -> Response:
+        is_ready, sentence = services.ready()
+        return PlainTextResponse(f"{sentence}\n", 200 if is_ready else 503)
+
+    @app.get("/metrics")
+    async def show_metrics() -> Response:
+        return Response(await asyncio.to_thread(metrics.text), media_type=CONTENT_TYPE_LATEST)
+
+    # The one added last is passed first.
+    app.add_middleware(LimitBody, max_bytes=config.serve.max_body_bytes)
+    if config.serve.api_key is not None:
+        app.add_middleware(RequireKey, key=config.serve.api_key)
+    app.add_middleware(CountRequests, metrics=metrics, routes=ROUTES)
+    return app

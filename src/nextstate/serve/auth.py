@@ -1,0 +1,60 @@
+"""Who may ask: anybody on this machine, or whoever has the key."""
+
+from __future__ import annotations
+
+import hmac
+from ipaddress import ip_address
+
+from pydantic import SecretStr
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from nextstate.config import ServeConfig
+from nextstate.errors import ConfigError
+from nextstate.serve.errors import error_body
+
+OPEN_PATHS = frozenset({"/healthz", "/readyz", "/v1/models"})
+"""Probes carry no key, and some clients look for models before they send one."""
+
+
+def check_bind(serve: ServeConfig) -> None:
+    """Refuse to serve other machines without a key.
+
+    Raises:
+        ConfigError: the address is not loopback, and there is no key.
+    """
+    if serve.api_key is None and not is_loopback(serve.host):
+        raise ConfigError(
+            f"serve.host is '{serve.host}', which other machines can reach, and there is no key. Nothing was started. "
+            "Set a key in the environment: NEXTSTATE_SERVE__API_KEY=..., or serve loopback only: --host 127.0.0.1."
+        )
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False  # a name may mean any address
+
+
+class RequireKey:
+    """Answers 401 to requests without the key, before their body is read."""
+
+    def __init__(self, app: ASGIApp, key: SecretStr) -> None:
+        self._app, self._key = app, key.get_secret_value().encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._allowed(Headers(scope=scope)):
+            await self._app(scope, receive, send)
+            return
+        message = "No valid API key: send the server's key as 'Authorization: Bearer KEY' or as 'x-api-key: KEY'."
+        body = error_body(message, type="authentication_error", code="invalid_api_key")
+        await JSONResponse(body, 401, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
+
+    def _allowed(self, headers: Headers) -> bool:
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        return hmac.compare_digest(given.encode(), self._key)

@@ -1,0 +1,101 @@
+"""What Prometheus reads at /metrics: requests as they come, and the store's counts as they stand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from nextstate.store.status import status
+from nextstate.store.store import Store
+from nextstate.types import TurnState
+
+_SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
+
+
+class Metrics:
+    """The metrics of one app, in a registry of their own."""
+
+    def __init__(self, store: Store, engine_load: Callable[[], tuple[int, int]]) -> None:
+        """Args:
+        engine_load: sequences running and waiting now.
+        """
+        self._registry = registry = CollectorRegistry()
+        registry.register(_FromStore(store, engine_load))
+        self.requests = Counter("nextstate_requests", "HTTP requests answered", ["route", "status"], registry=registry)
+        self.placements = Counter("nextstate_placements", "Turns opened, by kind", ["kind"], registry=registry)
+        self.overloaded = Counter("nextstate_overloaded", "Requests answered 429", registry=registry)
+        self.ignored_fields = Counter(
+            "nextstate_ignored_fields", "Request fields that changed nothing", ["field"], registry=registry
+        )
+        self.prompt_tokens = Counter("nextstate_prompt_tokens", "Prompt tokens of turns opened", registry=registry)
+        self.reply_tokens = Counter("nextstate_reply_tokens", "Tokens generated", registry=registry)
+        self.first_token_s = Histogram(
+            "nextstate_first_token_seconds", "Request to first token", registry=registry, buckets=_SECONDS
+        )
+        self.between_tokens_s = Histogram(
+            "nextstate_between_tokens_seconds", "Token to token", registry=registry, buckets=_SECONDS
+        )
+
+    def text(self) -> bytes:
+        """The page, in Prometheus' text format. Reads the store, so call it in a thread."""
+        return generate_latest(self._registry)
+
+
+class _FromStore(Collector):
+    """Counts that live in the store, so that they are right after a restart and whoever changed them."""
+
+    def __init__(self, store: Store, engine_load: Callable[[], tuple[int, int]]) -> None:
+        self._store, self._engine_load = store, engine_load
+
+    def describe(self) -> Iterable[Metric]:
+        return []  # nothing to read from the store when the registry starts
+
+    def collect(self) -> Iterable[Metric]:
+        now = self._store.read_now(status)
+        turns = GaugeMetricFamily(
+            "nextstate_turns", "Turns by where they stand, and why there", labels=["state", "reason"]
+        )
+        turns.add_metric([TurnState.TRAINED, ""], now.trained)
+        for reason, count in now.waiting.items():
+            turns.add_metric(["waiting", reason], count)
+        for reason, count in now.left_out.items():
+            turns.add_metric([TurnState.LEFT_OUT, reason], count)
+        yield turns
+        verdicts = CounterMetricFamily("nextstate_verdicts", "Verdicts given", labels=["value"])
+        for value, count in now.verdicts.items():
+            verdicts.add_metric([value], count)
+        yield verdicts
+        updates = GaugeMetricFamily("nextstate_updates", "Updates by state", labels=["state"])
+        for state, count in now.updates.items():
+            updates.add_metric([state], count)
+        yield updates
+        yield GaugeMetricFamily("nextstate_sessions", "Sessions known", value=now.sessions)
+        yield GaugeMetricFamily("nextstate_policy_version", "Version that serves", value=now.version)
+        running, waiting = self._engine_load()
+        yield GaugeMetricFamily("nextstate_engine_running", "Sequences in the engine", value=running)
+        yield GaugeMetricFamily("nextstate_engine_waiting", "Sequences that wait for the engine", value=waiting)
+
+
+class CountRequests:
+    """Counts requests by route and status when their answer starts."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, routes: frozenset[str]) -> None:
+        self._app, self._metrics, self._routes = app, metrics, routes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        # Any path may be asked for; only ours become labels, so that the page cannot be made to grow.
+        route = scope["path"] if scope["path"] in self._routes else "other"
+
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._metrics.requests.labels(route, str(message["status"])).inc()
+            await send(message)
+
+        await self._app(scope, receive, counted)

@@ -1,0 +1,62 @@
+"""What the endpoints work with."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from nextstate.config import Config
+from nextstate.engines.base import Engine
+from nextstate.serve.metrics import Metrics
+from nextstate.store.store import Store
+
+if TYPE_CHECKING:
+    from nextstate.engines.model import LoadedModel
+    from nextstate.serve.answer import Answer
+
+
+class ServingEngine(Engine, Protocol):
+    """An engine that holds a model of its own, as the local one does."""
+
+    @property
+    def loaded(self) -> LoadedModel: ...
+
+    @property
+    def versions(self) -> list[int]:
+        """Versions that a request may pin."""
+        ...
+
+    @property
+    def load(self) -> tuple[int, int]:
+        """Sequences running and waiting now."""
+        ...
+
+    def check_prompt(self, prompt_tokens: int) -> None:
+        """Raise ContextLengthExceeded when a prompt leaves no room for an answer."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    store: Store
+    engine: ServingEngine
+    config: Config
+    metrics: Metrics
+    learning: bool
+    """False: turns are kept and never judged or trained."""
+    ready: Callable[[], tuple[bool, str]]
+    """Whether answers can be had now, and a sentence about it."""
+    wake_judge: Callable[[], None]
+    """Called when a turn may have become ready for a verdict."""
+    answers: set[Answer] = field(default_factory=set)
+    """Turns being answered now."""
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the server stops: an answer that ends early from then on was not given up by its client."""
+
+    @property
+    def overloaded(self) -> bool:
+        """Whether as many requests wait for a free stream as may wait."""
+        # Counted here and not in the engine: there, a request arrives only when its turn is written down.
+        return len(self.answers) >= self.config.engine.max_streams + self.config.serve.max_queue

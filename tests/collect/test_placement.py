@@ -1,0 +1,215 @@
+"""Each case of the table in `place`, over a real store."""
+
+from __future__ import annotations
+
+import pytest
+
+from nextstate.collect.placement import place
+from nextstate.collect.spine import answer_spine, request_spine
+from nextstate.store.status import show_turn
+from nextstate.store.store import Store
+from nextstate.store.turns import NewTurn, Placement, finish_turn, leave_out, open_turn
+from nextstate.types import FinishReason, Sampling, SkipReason, Source
+
+HI = {"role": "user", "content": "Hi"}
+MORE = {"role": "user", "content": "More"}
+
+
+def says(text):
+    return {"role": "assistant", "content": text}
+
+
+class Talk:
+    """Requests to a store, as the server writes them."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    def place(self, messages, *, user="", key=None, side=False, retries=0) -> Placement:
+        return self.store.read_now(place, user, messages, key, side, retries)
+
+    def ask(self, messages, answer=None, finish=FinishReason.STOP, **how) -> int:
+        """Open a turn; with an answer, finish it. Returns its id."""
+        new = NewTurn(
+            user=how.get("user", ""),
+            placement=self.place(messages, **how),
+            messages=tuple(messages),
+            prompt_ids=(1, 2, 3),
+            request_spine=request_spine(messages),
+            sampling=Sampling(max_tokens=8),
+            learn=True,
+        )
+        turn_id, _ = self.store.write_now(open_turn, new)
+        if answer is not None:
+            self.store.write_now(
+                finish_turn,
+                turn_id,
+                answer=answer,
+                answer_spine=answer_spine(messages, answer),
+                reply_ids=(4, 5),
+                reply_logprobs=(-0.5, -0.25),
+                reply_versions=(0, 0),
+                finish_reason=finish,
+                counted_tokens=2,
+            )
+        return turn_id
+
+    def row(self, turn_id: int):
+        return self.store.read_now(show_turn, turn_id)
+
+
+@pytest.fixture
+def talk(store: Store) -> Talk:
+    return Talk(store)
+
+
+def test_a_request_without_history_opens_a_session(talk: Talk):
+    placed = talk.place([HI])
+    assert (placed.kind, placed.session_id, placed.parent_turn_id) == ("new", None, None)
+
+
+def test_a_request_that_repeats_an_answer_continues_its_session_and_brings_its_next_state(talk: Talk):
+    first = talk.ask([HI], "Hello")
+    placed = talk.place([{"role": "system", "content": "It is late."}, HI, says(" Hello\n"), MORE])
+    assert (placed.kind, placed.parent_turn_id, placed.session_id) == (
+        "continuation",
+        first,
+        talk.row(first).session_id,
+    )
+    assert (placed.next_state, placed.source) == ((MORE,), Source.USER)
+
+
+@pytest.mark.parametrize(
+    ("after", "source"),
+    [
+        ([{"role": "tool", "content": "42"}], Source.TOOL),
+        ([{"role": "tool", "content": "42"}, MORE], Source.USER),
+        ([{"role": "system", "content": "exit status 1"}], Source.ENVIRONMENT),
+        ([], None),
+    ],
+)
+def test_a_next_state_is_all_that_follows_and_is_as_trusted_as_its_best_speaker(talk: Talk, after, source):
+    talk.ask([HI], "Hello")
+    placed = talk.place([HI, says("Hello"), *after])
+    assert (placed.kind, placed.next_state, placed.source) == ("continuation", tuple(after), source)
+
+
+def test_behind_an_answer_that_is_not_ours_nothing_counts(talk: Talk):
+    first = talk.ask([HI], "Hello")
+    placed = talk.place([HI, says("Hello"), MORE, says("of somebody else"), HI])
+    assert (placed.parent_turn_id, placed.next_state) == (first, (MORE,))
+
+
+def test_a_shortened_history_is_not_taken_for_another_conversation(talk: Talk):
+    first = talk.ask([HI], "Hello")
+    talk.ask([HI, says("Hello"), MORE], "World")
+    assert talk.place([HI, says("Hello"), MORE, says("World"), HI]).parent_turn_id == first + 1
+    assert talk.place([says("World"), HI]).kind == "new"
+
+
+def test_users_never_meet(talk: Talk):
+    talk.ask([HI], "Hello", user="ann")
+    talk.ask([HI], user="ann", key="k")
+    assert talk.place([HI, says("Hello"), MORE], user="bob").kind == "new"
+    assert talk.place([HI], user="bob", key="k").session_id is None
+
+
+def test_the_same_opening_twice_makes_two_sessions(talk: Talk):
+    one, two = talk.ask([HI], "Hello"), talk.ask([HI], "Hello")
+    assert talk.row(one).session_id != talk.row(two).session_id
+
+
+def test_two_openings_at_the_same_moment_make_two_sessions(talk: Talk):
+    one, two = talk.ask([HI]), talk.ask([HI])
+    assert talk.row(one).session_id != talk.row(two).session_id
+
+
+def test_of_two_conversations_that_begin_alike_each_gets_its_next_state(talk: Talk):
+    one, two = talk.ask([HI], "Hello"), talk.ask([HI], "Hello")
+    talk.ask([HI, says("Hello"), MORE], "A")
+    talk.ask([HI, says("Hello"), MORE], "B")
+    assert [talk.row(turn).state for turn in (one, two)] == ["continued", "continued"]
+
+
+def test_a_request_that_was_not_answered_to_its_end_is_retried_in_its_session(talk: Talk):
+    first = talk.ask([HI], "Hel", finish=FinishReason.ABORTED)
+    placed = talk.place([HI])
+    assert (placed.kind, placed.session_id, placed.parent_turn_id) == ("retry", talk.row(first).session_id, None)
+
+
+def test_a_request_that_the_engine_failed_is_retried_under_the_same_parent(talk: Talk):
+    parent = talk.ask([HI], "Hello")
+    failed = talk.ask([HI, says("Hello"), MORE])
+    talk.store.write_now(leave_out, [failed], SkipReason.ENGINE_FAULT, "It broke.")
+    placed = talk.place([HI, says("Hello"), MORE])
+    assert (placed.kind, placed.parent_turn_id, placed.next_state) == ("retry", parent, ())
+
+
+def test_a_request_that_the_client_calls_a_retry_is_one_even_if_it_was_answered(talk: Talk):
+    first = talk.ask([HI], "Hello")
+    placed = talk.place([HI], retries=1)
+    assert (placed.kind, placed.session_id) == ("retry", talk.row(first).session_id)
+
+
+def test_asking_again_with_history_is_a_regeneration_beside_the_first(talk: Talk):
+    parent = talk.ask([HI], "Hello")
+    talk.ask([HI, says("Hello"), MORE], "A")
+    again = talk.ask([HI, says("Hello"), MORE], "B")
+    row = talk.row(again)
+    assert (row.kind, row.parent_turn_id) == ("regeneration", parent)
+    # The user goes on with the second answer, and the first has no next state.
+    talk.ask([HI, says("Hello"), MORE, says("B"), HI])
+    assert talk.row(again).next_state == [HI]
+    assert talk.row(again - 1).next_state is None
+
+
+def test_an_edited_message_is_a_branch_and_leaves_the_first_next_state_as_it_was(talk: Talk):
+    parent = talk.ask([HI], "Hello")
+    talk.ask([HI, says("Hello"), MORE], "A")
+    edited = talk.ask([HI, says("Hello"), HI], "B")
+    assert (talk.row(edited).kind, talk.row(edited).parent_turn_id) == ("continuation", parent)
+    assert talk.row(parent).next_state == [MORE]
+
+
+def test_a_key_decides_and_only_its_session_is_looked_at(talk: Talk):
+    talk.ask([HI], "Hello")
+    keyed = talk.ask([HI], "Hello", key="mine")
+    placed = talk.place([HI, says("Hello"), MORE], key="mine")
+    assert (placed.kind, placed.parent_turn_id) == ("continuation", keyed)
+    assert talk.place([HI, says("Hello"), MORE], key="other").kind == "new"
+
+
+def test_a_known_key_with_a_rewritten_history_continues_its_newest_answer(talk: Talk):
+    talk.ask([HI], "Hello", key="mine")
+    newest = talk.ask([HI, says("Hello"), MORE], "World", key="mine")
+    talk.ask([HI, says("Hello"), MORE, says("World"), HI], "par", finish=FinishReason.ABORTED, key="mine")
+    placed = talk.place([{"role": "user", "content": "summary"}, says("edited"), HI], key="mine")
+    assert (placed.kind, placed.parent_turn_id, placed.next_state) == ("continuation", newest, (HI,))
+
+
+def test_a_known_key_without_history_adds_to_its_session_and_says_nothing_about_it(talk: Talk):
+    first = talk.ask([HI], "Hello", key="mine")
+    placed = talk.place([MORE], key="mine")
+    assert (placed.kind, placed.parent_turn_id) == ("new", None)
+    assert placed.session_id == talk.row(first).session_id
+
+
+def test_the_same_opening_under_a_key_is_a_regeneration(talk: Talk):
+    talk.ask([HI], "Hello", key="mine")
+    assert talk.place([HI], key="mine").kind == "regeneration"
+
+
+@pytest.mark.parametrize("key", [None, "mine"])
+def test_a_side_request_joins_the_session_and_is_no_next_state(talk: Talk, key):
+    first = talk.ask([HI], "Hello", key=key)
+    side = talk.ask([HI, says("Hello"), {"role": "user", "content": "Make a title"}], "T", key=key, side=True)
+    row = talk.row(side)
+    assert (row.kind, row.session_id, row.parent_turn_id) == ("side", talk.row(first).session_id, None)
+    assert (row.state, row.reason) == ("left_out", "side_request")
+    assert talk.row(first).state == "finished"
+
+
+def test_every_placement_says_why(talk: Talk):
+    talk.ask([HI], "Hello", key="mine")
+    for how in ({}, {"key": "mine"}, {"key": "new"}, {"side": True}, {"retries": 1}):
+        assert talk.place([HI], **how).because.endswith(".")

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nextstate.chat.template import render
+from nextstate.config import LearnConfig
+from nextstate.engines.model import load
+from nextstate.learn.trainer import Trainer
+from nextstate.store.learning import Sample
+from nextstate.types import Turn
+
+TrainerFactory = Callable[..., Trainer]
+
+
+@pytest.fixture
+def make_trainer(tiny_model_path: Path) -> TrainerFactory:
+    """Trainers of the tiny model in float64, each with its own weights."""
+
+    def make(**options: Any) -> Trainer:
+        loaded = load(str(tiny_model_path), dtype="float32", device="cpu")
+        loaded.model.double()
+        return Trainer(loaded, LearnConfig(**{"rank": 4, "alpha": 8, "learning_rate": 1e-2, **options}))
+
+    return make
+
+
+def shake(trainer: Trainer) -> None:
+    """Move the adapter away from zero, so that the policy is not the base."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in trainer.parameters:
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+
+
+def a_sample(
+    trainer: Trainer, question: str = "a fox?", reply: tuple[int, ...] = (60, 61, 62), **changes: Any
+) -> Sample:
+    """A turn whose stored log-probs are those of the trainer's present weights."""
+    messages = ({"role": "user", "content": question},)
+    prompt = render(trainer.loaded.tokenizer, messages)
+    temperature = changes.pop("temperature", 1.0)
+    with torch.no_grad():
+        keep = range(len(prompt) - 1, len(prompt) + len(reply) - 1)
+        logprobs = (trainer.logits([[*prompt, *reply]], list(keep)) / temperature).log_softmax(-1)
+    turn = {
+        "turn_id": 1,
+        "prompt_ids": prompt,
+        "reply_ids": reply,
+        "reply_logprobs": tuple(logprobs[torch.arange(len(reply)), torch.tensor(reply)].tolist()),
+        "reply_versions": (0,) * len(reply),
+        "temperature": temperature,
+    }
+    turn.update({k: changes.pop(k) for k in list(changes) if k in turn})
+    sample = {"user": "u", "reward": -1, "hint": None, "messages": messages}
+    return Sample(turn=Turn(**turn), **{**sample, **changes})
+
+
+def gradients(trainer: Trainer) -> torch.Tensor:
+    """All adapter gradients in one vector."""
+    return torch.cat([p.grad.flatten().double() for p in trainer.parameters if p.grad is not None])

@@ -1,0 +1,159 @@
+"""The learn loop's pieces on a real store and the tiny model; the process itself is killed in tests/test_crash.py."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from nextstate.config import Config
+from nextstate.engines.adapters import WEIGHTS_FILE
+from nextstate.engines.local import LocalEngine
+from nextstate.engines.model import load
+from nextstate.learn import checkpoint, process
+from nextstate.learn.gate import examine
+from nextstate.learn.publish import serve_newest
+from nextstate.learn.trainer import Trainer
+from nextstate.recipes.personal import make_engine
+from nextstate.store import learning, status
+from nextstate.store.store import Store
+from nextstate.types import SkipReason, TurnState
+from tests.rows import judged_turn
+
+
+@pytest.fixture
+def config(tmp_path: Path, tiny_model_path: Path) -> Config:
+    learn = {"rank": 4, "alpha": 8, "batch_turns": 2, "max_wait_s": 0.01, "learning_rate": 1e-2}
+    return Config(model=str(tiny_model_path), data=tmp_path, learn=learn)
+
+
+@pytest.fixture
+def trainer(config: Config) -> Trainer:
+    return Trainer(load(config.model), config.learn)
+
+
+def trained_version(store: Store, trainer: Trainer, config: Config) -> int:
+    judged_turn(store)
+    version = process.run_update(store, trainer, config, store.write_now(learning.start_update, limit=8))
+    assert version is not None
+    return version
+
+
+def state_of(store: Store, turn_id: int) -> tuple[str, str | None]:
+    row = store.read_now(status.show_turn, turn_id)
+    return row.state, row.reason
+
+
+def test_an_update_ends_as_a_candidate_with_its_turns_trained(store: Store, trainer: Trainer, config: Config):
+    turn_id = judged_turn(store)
+    version = process.run_update(store, trainer, config, store.write_now(learning.start_update, limit=8))
+    assert version == 1
+    assert state_of(store, turn_id) == (TurnState.TRAINED, None)
+    row = store.read_now(learning.candidate)
+    assert (config.data / row.artifact / WEIGHTS_FILE).exists()
+    metrics = store.read_now(learning.list_versions)[1].metrics
+    assert metrics["turns"] == 1
+    assert metrics["divergence"] > 0
+
+
+def test_a_lone_turn_is_trained_after_the_longest_wait(
+    store: Store, trainer: Trainer, config: Config, monkeypatch: pytest.MonkeyPatch
+):
+    turn_id = judged_turn(store)
+    alive = iter([1, 1, 0])
+    monkeypatch.setattr(os, "getppid", lambda: next(alive))
+    process.learn_loop(store, trainer, config, parent_pid=1)
+    assert state_of(store, turn_id)[0] == TurnState.TRAINED
+
+
+def test_a_killed_update_whose_version_is_on_disk_is_finished(store: Store, trainer: Trainer, config: Config):
+    turn_id = judged_turn(store)
+    update_id = store.write_now(learning.start_update, limit=8)
+    checkpoint.save(trainer, config.versions_dir, 1, probe={}, metrics={"turns": 1})
+    process.recover(store, config)
+    assert store.read_now(learning.running_updates) == []
+    assert state_of(store, turn_id) == (TurnState.TRAINED, None)
+    assert store.read_now(learning.candidate).update_id == update_id
+
+
+def test_a_killed_update_without_a_version_gives_its_turns_back(store: Store, config: Config):
+    turn_id = judged_turn(store)
+    store.write_now(learning.start_update, limit=8)
+    half = config.versions_dir / "000001.part"
+    half.mkdir(parents=True)
+    process.recover(store, config)
+    assert state_of(store, turn_id) == (TurnState.JUDGED, None)
+    assert not half.exists()
+
+
+def test_turns_whose_update_fails_three_times_are_left_out_with_the_reason(
+    store: Store, trainer: Trainer, config: Config, monkeypatch: pytest.MonkeyPatch
+):
+    def breaks(*_, **__):
+        raise FloatingPointError("the loss became nan")
+
+    monkeypatch.setattr(Trainer, "update", breaks)
+    turn_id = judged_turn(store)
+    for _ in range(3):
+        assert state_of(store, turn_id) == (TurnState.JUDGED, None)
+        process.run_update(store, trainer, config, store.write_now(learning.start_update, limit=8))
+    assert state_of(store, turn_id) == (TurnState.LEFT_OUT, SkipReason.UPDATE_FAILED)
+    assert store.read_now(status.status).updates == {"failed": 3}
+
+
+def test_a_turn_too_long_for_memory_is_left_out_and_the_others_train(store: Store, trainer: Trainer, config: Config):
+    long, short = judged_turn(store, reply_ids=tuple(range(60, 80))), judged_turn(store)
+    small = config.model_copy(update={"learn": config.learn.model_copy(update={"max_turn_tokens": 10})})
+    process.run_update(store, trainer, small, store.write_now(learning.start_update, limit=8))
+    assert state_of(store, long) == (TurnState.LEFT_OUT, SkipReason.TOO_LONG)
+    assert state_of(store, short) == (TurnState.TRAINED, None)
+
+
+async def examined(config: Config, version: int):
+    loaded = load(config.model)
+    engine = make_engine(loaded, config)
+    engine.start()
+    try:
+        folder = checkpoint.version_dir(config.versions_dir, version)
+        return await examine(engine, version, folder, config.gate, exact=True)
+    finally:
+        engine.stop()
+
+
+async def test_a_version_that_serves_what_was_trained_passes(store: Store, trainer: Trainer, config: Config):
+    result = await examined(config, trained_version(store, trainer, config))
+    assert result.passed, result.why
+    assert result.measured["probe_difference"] < 1e-4
+
+
+async def test_a_version_whose_weights_are_not_those_that_were_trained_does_not_pass(
+    store: Store, trainer: Trainer, config: Config
+):
+    trained_version(store, trainer, config)
+    other = trained_version(store, trainer, config)
+    folders = [checkpoint.version_dir(config.versions_dir, v) for v in (other - 1, other)]
+    shutil.copy(folders[0] / WEIGHTS_FILE, folders[1] / WEIGHTS_FILE)
+    result = await examined(config, other)
+    assert not result.passed
+    assert "served is not trained" in result.why
+
+
+async def test_a_version_that_drifted_beyond_the_budget_does_not_pass(store: Store, trainer: Trainer, config: Config):
+    strict = config.model_copy(update={"gate": config.gate.model_copy(update={"max_divergence": 1e-9})})
+    result = await examined(strict, trained_version(store, trainer, config))
+    assert not result.passed
+    assert "drifted" in result.why
+
+
+async def test_at_start_a_damaged_version_makes_way_for_the_one_before(store: Store, trainer: Trainer, config: Config):
+    for _ in range(2):
+        version = trained_version(store, trainer, config)
+        store.write_now(learning.promote, version, {})
+    (checkpoint.version_dir(config.versions_dir, 2) / WEIGHTS_FILE).write_bytes(b"half")
+    engine: LocalEngine = make_engine(load(config.model), config)
+    assert await serve_newest(store, engine, config.data) == 1
+    assert engine.version == 1
+    assert store.read_now(learning.serving_version) == 1
+    assert "cannot be read" in store.read_now(learning.version_row, 2).gate["why"]

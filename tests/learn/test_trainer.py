@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from nextstate.learn import trainer as trainer_module
+from nextstate.learn.trainer import Trainer
+from nextstate.store.learning import Sample
+from tests.learn.conftest import TrainerFactory, a_sample, gradients, shake
+
+
+def gradient_of(trainer: Trainer, samples: list[Sample], monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
+    """The update's gradient, before clipping, without changing the weights."""
+    monkeypatch.setattr(torch.optim.AdamW, "step", lambda *_, **__: None)
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *_: torch.tensor(1.0))
+    trainer.update(samples, parent_version=0)
+    return gradients(trainer)
+
+
+def test_a_bad_turn_becomes_less_likely_and_a_good_one_more(make_trainer: TrainerFactory):
+    for reward, direction in ((-1, -1), (1, 1)):
+        trainer = make_trainer(objective="binary", kl_weight=0.0)
+        sample = a_sample(trainer, reward=reward)
+        trainer.update([sample], parent_version=0)
+        after = a_sample(trainer)
+        change = sum(after.turn.reply_logprobs) - sum(sample.turn.reply_logprobs)
+        assert change * direction > 0.01
+
+
+def test_the_hinted_teacher_pulls_the_reply_towards_what_it_would_say(make_trainer: TrainerFactory):
+    trainer = make_trainer(objective="distillation", kl_weight=0.0, top_k=0, gap_clip=100.0)
+    shake(trainer)
+    sample = a_sample(trainer, hint="be brief, please", reply=(60,))
+    row = trainer_module.make_row(sample, 0.0, trainer.loaded.tokenizer, oldest_version=0, max_tokens=400)
+    with torch.no_grad():
+        teacher = trainer.logits([row.hinted_prompt_ids], [len(row.hinted_prompt_ids) - 1]).log_softmax(-1)[0, 60]
+    gap = float(teacher) - sample.turn.reply_logprobs[0]
+    trainer.update([sample], parent_version=0)
+    change = a_sample(trainer, reply=(60,)).turn.reply_logprobs[0] - sample.turn.reply_logprobs[0]
+    assert abs(gap) > 1e-3
+    assert change * gap > 0
+
+
+@pytest.mark.parametrize("top_k", [0, 4])
+def test_a_teacher_that_reads_the_same_prompt_gives_exactly_no_gradient(
+    make_trainer: TrainerFactory, monkeypatch: pytest.MonkeyPatch, top_k: int
+):
+    # T5, through the whole trainer: teacher and student run in separate forward passes of one micro-batch.
+    trainer = make_trainer(objective="distillation", kl_weight=0.0, top_k=top_k)
+    shake(trainer)
+    sample = a_sample(trainer, hint="be brief, please")
+    row = trainer_module.make_row(sample, -1.0, trainer.loaded.tokenizer, oldest_version=0, max_tokens=400)
+    same = replace(row, hinted_prompt_ids=row.prompt_ids)
+    monkeypatch.setattr(trainer_module, "make_row", lambda *_, **__: same)
+    assert gradient_of(trainer, [sample], monkeypatch).abs().max().item() == 0.0
+
+
+def test_at_the_base_the_anchor_gives_exactly_no_gradient(
+    make_trainer: TrainerFactory, monkeypatch: pytest.MonkeyPatch
+):
+    trainer = make_trainer(objective="distillation", kl_weight=1.0)  # no hint: the anchor is alone
+    assert gradient_of(trainer, [a_sample(trainer)], monkeypatch).abs().max().item() == 0.0
+
+
+def test_splitting_an_update_into_micro_batches_changes_nothing(
+    make_trainer: TrainerFactory, monkeypatch: pytest.MonkeyPatch
+):
+    found = []
+    for micro_batch_tokens in (1, 10_000):
+        trainer = make_trainer(micro_batch_tokens=micro_batch_tokens, kl_weight=0.5)
+        shake(trainer)
+        samples = [
+            a_sample(trainer, "a fox?", (60, 61, 62), hint="be brief, please"),
+            a_sample(trainer, "the lazy dog and the fox?", (70, 71), reward=1, temperature=0.7),
+            a_sample(trainer, "jumps", (80, 81, 82, 83, 84), hint="say more words"),
+        ]
+        found.append(gradient_of(trainer, samples, monkeypatch))
+    assert found[0].abs().max().item() > 1e-4
+    assert (found[0] - found[1]).abs().max().item() < 1e-9
+
+
+def test_tokens_of_versions_too_old_change_nothing(make_trainer: TrainerFactory, monkeypatch: pytest.MonkeyPatch):
+    trainer = make_trainer(objective="binary", kl_weight=0.5, lag_versions=0)
+    shake(trainer)
+    sample = a_sample(trainer)
+    monkeypatch.setattr(torch.optim.AdamW, "step", lambda *_, **__: None)
+    stale = replace(sample, turn=replace(sample.turn, reply_versions=(0, 1, 1)))
+    other = replace(stale, turn=replace(stale.turn, reply_logprobs=(-30.0, *stale.turn.reply_logprobs[1:])))
+    metrics = trainer.update([stale], parent_version=1)
+    before = gradients(trainer)
+    trainer.baselines = {}
+    trainer.update([other], parent_version=1)
+    assert metrics["stale_tokens"] == 1
+    assert before.abs().max().item() > 0
+    assert (gradients(trainer) - before).abs().max().item() == 0.0
+
+
+def test_turns_count_equally_however_long(make_trainer: TrainerFactory):
+    trainer = make_trainer(objective="binary", kl_weight=0.0, learning_rate=1e-9)
+    samples = [a_sample(trainer, reply=(60,), reward=1), a_sample(trainer, reply=tuple(range(60, 79)), reward=-1)]
+    # at ratio 1 the loss is minus the mean advantage over turns: -(1 - 1) / 2
+    assert trainer.update(samples, parent_version=0)["policy_gradient"] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_a_token_sampled_by_another_version_is_weighted_by_the_ratio_up_to_the_cap(make_trainer: TrainerFactory):
+    trainer = make_trainer(objective="binary", kl_weight=0.0)
+    sample = a_sample(trainer, reply=(60,), reward=1)
+    likelier = replace(sample, turn=replace(sample.turn, reply_logprobs=(sample.turn.reply_logprobs[0] + 1.0,)))
+    # the sampler was e times likelier to say it, so it counts 1 / e: loss -0.3679 instead of -1
+    assert trainer.update([likelier], parent_version=0)["policy_gradient"] == pytest.approx(-0.36788, abs=1e-4)
+
+
+def test_a_second_step_is_measured_against_the_weights_before_the_first(make_trainer: TrainerFactory):
+    once, twice = make_trainer(objective="binary", steps=1), make_trainer(objective="binary", steps=2)
+    changes = []
+    for trainer in (once, twice):
+        sample = a_sample(trainer)
+        trainer.update([sample], parent_version=0)
+        changes.append(sum(a_sample(trainer).turn.reply_logprobs) - sum(sample.turn.reply_logprobs))
+    assert changes[1] < changes[0] < 0
+
+
+def test_starting_over_gives_the_base_back(make_trainer: TrainerFactory):
+    trainer = make_trainer()
+    before = a_sample(trainer)
+    trainer.update([before], parent_version=0)
+    assert a_sample(trainer).turn.reply_logprobs != before.turn.reply_logprobs
+    trainer.start_over()
+    assert a_sample(trainer).turn.reply_logprobs == before.turn.reply_logprobs
+    assert trainer.baselines == {}
+
+
+def test_only_the_adapter_is_trained(make_trainer: TrainerFactory):
+    trainer = make_trainer()
+    # rank 4 on seven linear layers of two blocks: 4 * (in + out) each; hidden 32, key-value 16, intermediate 64
+    per_block = 4 * (2 * (32 + 32) + 2 * (32 + 16) + 3 * (32 + 64))
+    assert sum(p.numel() for p in trainer.parameters) == 2 * per_block

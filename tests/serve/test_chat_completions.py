@@ -1,0 +1,437 @@
+"""The official client against a real server over loopback, with the tiny model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import openai
+import pytest
+import torch
+from gated_engine import GatedEngine, eventually
+from transformers import AutoModelForCausalLM
+
+from nextstate.errors import EngineFault
+from nextstate.serve import chat_completions
+from nextstate.store.turns import load_messages, load_turn
+
+HI = [{"role": "user", "content": "Hi"}]
+
+
+async def complete(server, messages=HI, **options):
+    return await server.client.chat.completions.create(**{"model": "policy", "messages": messages, "seed": 1} | options)
+
+
+async def stream(server, messages=HI, **options):
+    """All chunks of a streamed answer."""
+    chunks = await complete(server, messages, stream=True, **options)
+    return [chunk async for chunk in chunks]
+
+
+def text_of(chunks) -> str:
+    return "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+
+
+# -- answers -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_a_streamed_answer_is_the_unstreamed_one(server, seed):
+    whole = await complete(server, seed=seed, max_tokens=60)
+    chunks = await stream(server, seed=seed, max_tokens=60)
+    assert text_of(chunks) == whole.choices[0].message.content
+    assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason
+
+
+async def test_a_stream_begins_with_the_role_and_ends_with_the_reason_and_the_usage(server):
+    chunks = await stream(server, max_tokens=5, stream_options={"include_usage": True})
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert [c.choices[0].finish_reason for c in chunks[:-2]] == [None] * (len(chunks) - 2)
+    assert chunks[-2].choices[0].finish_reason in ("stop", "length")
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage.completion_tokens <= 5
+    assert {c.id for c in chunks} == {"chatcmpl-1"}
+    assert {c.system_fingerprint for c in chunks} == {"nextstate-v0"}
+
+
+async def test_without_being_asked_a_stream_carries_no_usage(server):
+    assert [c for c in await stream(server, max_tokens=5) if c.usage or not c.choices] == []
+
+
+async def test_tokens_are_sent_as_they_are_generated(start_server, engine):
+    gate = GatedEngine(engine, tokens_before=6)
+    async with start_server(with_engine=gate) as server:
+        chunks = await complete(server, stream=True, seed=4, max_tokens=30)
+        seen = ""
+        async for chunk in chunks:
+            seen += chunk.choices[0].delta.content or ""
+            if seen:
+                break
+        assert not gate.go_on.is_set()  # the answer has only begun, and we have read from it
+        gate.go_on.set()
+        await chunks.close()
+
+
+async def test_usage_counts_the_stored_tokens(server):
+    answer = await complete(server, max_tokens=20)
+    turn = await server.store.read(load_turn, 1)
+    assert answer.usage.prompt_tokens == len(turn.prompt_ids)
+    assert answer.usage.completion_tokens == len(turn.reply_ids)
+    assert answer.usage.total_tokens == len(turn.prompt_ids) + len(turn.reply_ids)
+
+
+async def test_stored_logprobs_are_those_of_a_full_forward_pass(server, tiny_model_path):
+    await complete(server, max_tokens=40, temperature=0.7, seed=4)
+    turn = await server.store.read(load_turn, 1)
+    model = AutoModelForCausalLM.from_pretrained(tiny_model_path, dtype=torch.float32)
+    with torch.no_grad():
+        logits = model(torch.tensor([turn.prompt_ids + turn.reply_ids])).logits[0]
+    logprobs = (logits / 0.7).log_softmax(-1)
+    first = len(turn.prompt_ids) - 1
+    expected = [float(logprobs[first + i, token]) for i, token in enumerate(turn.reply_ids)]
+    assert turn.reply_logprobs == pytest.approx(expected, abs=1e-3)
+
+
+async def test_a_seed_repeats_an_answer_and_another_seed_does_not(server):
+    one, same, other = [await complete(server, seed=seed, max_tokens=30) for seed in (7, 7, 8)]
+    assert one.choices[0].message.content == same.choices[0].message.content
+    assert one.choices[0].message.content != other.choices[0].message.content
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+async def test_both_names_limit_the_answer(server, name):
+    answer = await complete(server, seed=4, **{name: 3})
+    assert (answer.usage.completion_tokens, answer.choices[0].finish_reason) == (3, "length")
+
+
+async def test_the_answer_is_capped_by_the_context_whatever_max_tokens_says(server):
+    answer = await complete(server, [{"role": "user", "content": "x" * 470}], max_tokens=10_000)
+    assert answer.usage.total_tokens <= 512
+
+
+async def find_stop(server) -> tuple[str, str, int]:
+    """An answer, a piece of it to stop at, and the seed."""
+    for seed in range(40):
+        text = (await complete(server, seed=seed, max_tokens=60)).choices[0].message.content
+        if len(text) >= 8 and text.isprintable():
+            return text, text[4:6], seed
+    raise AssertionError("no answer was long enough")
+
+
+@pytest.mark.parametrize("as_list", [False, True])
+async def test_an_answer_ends_before_a_stop_string(server, as_list):
+    text, stop, seed = await find_stop(server)
+    expected = text[: text.index(stop)]
+    options = {"seed": seed, "max_tokens": 60, "stop": [stop, "never seen"] if as_list else stop}
+    answer = await complete(server, **options)
+    chunks = await stream(server, **options)
+    assert answer.choices[0].message.content == text_of(chunks) == expected
+    assert answer.choices[0].finish_reason == chunks[-1].choices[0].finish_reason == "stop"
+    # Every sampled token is kept, those of the stop string too.
+    turns = await server.turns()
+    assert turns[-2].reply_tokens == answer.usage.completion_tokens
+    assert stop not in turns[-1].answer
+
+
+async def test_greedy_answers_are_served_and_left_out_of_training(server):
+    await complete(server, temperature=0, max_tokens=20)
+    [turn] = await server.turns()
+    assert (turn.state, turn.reason) == ("left_out", "sampling_not_reproducible")
+
+
+async def test_the_server_names_turn_session_and_version_of_every_answer(server):
+    raw = await server.client.chat.completions.with_raw_response.create(model="policy", messages=HI, max_tokens=5)
+    [turn] = await server.turns()
+    assert raw.headers["x-nextstate-turn-id"] == str(turn.turn_id)
+    assert raw.headers["x-nextstate-session-id"] == turn.session
+    assert raw.headers["x-nextstate-policy-version"] == "0"
+    assert raw.parse().id == f"chatcmpl-{turn.turn_id}"
+    assert raw.parse().system_fingerprint == "nextstate-v0"
+
+
+async def test_every_way_of_writing_messages_is_read(server):
+    messages = [
+        {"role": "developer", "content": [{"type": "text", "text": "Be "}, {"type": "text", "text": "kind."}]},
+        {"role": "user", "content": "Hi", "name": "ann"},
+        {"role": "assistant", "content": None, "refusal": None},
+        {"role": "tool", "content": "42", "tool_call_id": "c1"},
+        {"role": "user", "content": "Well?"},
+    ]
+    await complete(server, messages, max_tokens=4)
+    stored = await server.store.read(load_messages, 1)
+    assert [m["role"] for m in stored] == ["system", "user", "assistant", "tool", "user", "assistant"]
+    assert [m["content"] for m in stored[:-1]] == ["Be kind.", "Hi", "", "42", "Well?"]
+
+
+async def test_many_answers_at_once_are_each_their_own(server):
+    alone = [await complete(server, seed=seed, max_tokens=20) for seed in range(6)]
+    together = await asyncio.gather(*(complete(server, seed=seed, max_tokens=20) for seed in range(6)))
+    assert [a.choices[0].message.content for a in together] == [a.choices[0].message.content for a in alone]
+
+
+# -- sessions ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_conversation_without_headers_is_one_session_and_wakes_the_judge(server):
+    first = await complete(server, seed=3, max_tokens=40)
+    assert server.judge_calls == []
+    messages = [*HI, first.choices[0].message, {"role": "user", "content": "Shorter, please."}]
+    await complete(server, messages, max_tokens=4)
+    one, two = await server.turns()
+    assert (two.kind, two.parent_turn_id, two.session_id) == ("continuation", one.turn_id, one.session_id)
+    assert one.state == "continued" or one.reason == "truncated"
+    assert len(server.judge_calls) == 1
+
+
+async def test_headers_name_the_session(server):
+    headers = {"X-Session-Id": "mine"}
+    await complete(server, max_tokens=4, extra_headers=headers)
+    await complete(server, [{"role": "user", "content": "Else"}], max_tokens=4, extra_body={"session_id": "mine"})
+    one, two = await server.turns()
+    assert one.session == two.session == "mine"
+
+
+async def test_a_side_request_is_answered_and_never_learned_from(server):
+    await complete(server, max_tokens=30, extra_headers={"X-Session-Id": "mine", "X-Turn-Type": "side"})
+    await complete(server, max_tokens=30, extra_body={"turn_type": "side"})
+    for turn in await server.turns():
+        assert (turn.kind, turn.state, turn.reason) == ("side", "left_out", "side_request")
+
+
+@pytest.mark.parametrize("how", [{"extra_headers": {"X-Session-Done": "yes"}}, {"extra_body": {"session_done": True}}])
+async def test_a_session_that_is_done_ends_after_its_answer(server, how):
+    for seed in range(20):
+        answer = await complete(server, seed=seed, max_tokens=60, **how)
+        if answer.choices[0].finish_reason == "stop":
+            break
+    turn = (await server.turns())[-1]
+    assert (turn.state, turn.reason) == ("left_out", "no_next_state")
+    assert "ended the session" in turn.detail
+
+
+async def test_with_learning_off_turns_are_kept_and_left_out(start_server):
+    async with start_server(learning=False) as server:
+        await complete(server, max_tokens=30)
+        [turn] = await server.turns()
+        assert (turn.state, turn.reason) == ("left_out", "learning_off")
+
+
+async def test_different_users_do_not_share_conversations(server):
+    first = await complete(server, max_tokens=30, user="ann")
+    await complete(server, [*HI, first.choices[0].message, *HI], max_tokens=4, user="bob")
+    assert [turn.kind for turn in await server.turns()] == ["new", "new"]
+
+
+async def test_a_request_that_the_client_sends_again_is_a_retry(server):
+    await complete(server, max_tokens=4)
+    await complete(server, max_tokens=4, extra_headers={"x-stainless-retry-count": "1"})
+    one, two = await server.turns()
+    assert (two.kind, two.session_id) == ("retry", one.session_id)
+
+
+# -- answers that end early --------------------------------------------------------------------------------------------
+
+
+async def test_closing_a_stream_frees_the_engine_and_keeps_the_turn_as_aborted(start_server, engine):
+    gate = GatedEngine(engine, tokens_before=3)
+    async with start_server(with_engine=gate) as server:
+        chunks = await complete(server, stream=True, seed=4, max_tokens=400)
+        async for chunk in chunks:
+            if chunk.choices[0].delta.content:
+                break
+        await chunks.close()
+        await eventually(lambda: engine.load == (0, 0) and gate.closed == 1)
+
+        async def aborted() -> bool:
+            [turn] = await server.turns()
+            return (turn.state, turn.reason, turn.finish_reason) == ("left_out", "aborted", "aborted")
+
+        await eventually(aborted)
+        turn = await server.store.read(load_turn, 1)
+        assert 1 <= len(turn.reply_ids) <= 3
+        gate.go_on.set()
+        await complete(server, max_tokens=4)
+        assert [row.kind for row in await server.turns()] == ["new", "retry"]
+
+
+async def test_a_client_that_leaves_an_unstreamed_answer_frees_the_engine(start_server, engine, gated):
+    async with start_server(with_engine=gated) as server:
+        asking = asyncio.create_task(complete(server, seed=4, max_tokens=400))
+        await eventually(lambda: engine.load[0] == 1)
+        asking.cancel()
+        await eventually(lambda: engine.load == (0, 0) and gated.closed == 1)
+
+        async def aborted() -> bool:
+            return [turn.reason for turn in await server.turns()] == ["aborted"]
+
+        await eventually(aborted)
+
+
+async def test_a_turn_is_written_before_its_first_token_and_again_before_its_last_chunk(start_server, engine):
+    gate = GatedEngine(engine, tokens_before=0)
+    async with start_server(with_engine=gate) as server:
+        chunks = await complete(server, stream=True, max_tokens=5)
+        await anext(aiter(chunks))
+        assert [turn.state for turn in await server.turns()] == ["generating"]
+        gate.go_on.set()
+        async for chunk in chunks:
+            if chunk.choices[0].finish_reason:
+                assert [turn.finish_reason for turn in await server.turns()] == [chunk.choices[0].finish_reason]
+
+
+async def test_when_the_server_stops_the_turn_says_so(start_server, gated, monkeypatch):
+    monkeypatch.setattr("nextstate.serve.run.GRACE_S", 0)
+    async with start_server(with_engine=gated) as server:
+        chunks = await complete(server, stream=True, seed=4, max_tokens=400)
+        await anext(aiter(chunks))
+        kept = server
+        server.client.close = server.http.aclose  # the connection stays open while the server goes
+    [turn] = await kept.turns()
+    assert (turn.state, turn.reason) == ("left_out", "server_stopped")
+
+
+async def test_silence_is_filled_with_empty_pieces(start_server, gated, monkeypatch):
+    monkeypatch.setattr(chat_completions, "KEEP_ALIVE_S", 0.05)
+    async with start_server(with_engine=gated) as server:
+        chunks = await complete(server, stream=True, seed=4, max_tokens=10)
+        empty = 0
+        async for chunk in chunks:
+            empty += chunk.choices[0].delta.content is None and chunk.choices[0].finish_reason is None
+            if empty == 3:
+                gated.go_on.set()
+        assert empty >= 3
+
+
+class FaultyEngine(GatedEngine):
+    async def generate(self, prompt, sampling, policy):
+        async for chunk in self._engine.generate(prompt, sampling, policy):
+            yield chunk
+            raise EngineFault("the engine failed while it computed this request: out of memory")
+
+
+async def test_an_engine_fault_is_a_500_and_leaves_the_turn_out(start_server, engine):
+    async with start_server(with_engine=FaultyEngine(engine)) as server:
+        with pytest.raises(openai.InternalServerError, match="out of memory"):
+            await complete(server, max_tokens=20, seed=4)
+        with pytest.raises(openai.APIError, match="out of memory"):
+            await stream(server, max_tokens=20, seed=4)
+        for turn in await server.turns():
+            assert (turn.state, turn.reason) == ("left_out", "engine_fault")
+
+
+async def test_more_requests_than_may_wait_are_answered_429(start_server, gated):
+    limits = {"serve": {"max_queue": 1}, "engine_config": {"max_streams": 1}}
+    async with start_server(with_engine=gated, **limits) as server:
+        first = [asyncio.create_task(complete(server, max_tokens=5)) for _ in range(2)]
+        await eventually(lambda: _metric(server, "nextstate_placements_total") == 2)
+        with pytest.raises(openai.RateLimitError) as refused:
+            await complete(server, max_tokens=5)
+        assert refused.value.response.headers["retry-after"] == "1"
+        gated.go_on.set()
+        await asyncio.gather(*first)
+        await complete(server, max_tokens=5)
+        assert len(await server.turns()) == 3
+
+
+async def _metric(server, name) -> float:
+    page = (await server.http.get("/metrics")).text
+    return sum(float(line.split()[-1]) for line in page.splitlines() if line.startswith(name))
+
+
+# -- bad input ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers(server):
+    for streaming in (False, True):
+        with pytest.raises(openai.BadRequestError) as refused:
+            await complete(server, [{"role": "user", "content": "x" * 700}], stream=streaming)
+        assert refused.value.code == "context_length_exceeded"
+        numbers = [int(word) for word in refused.value.body["message"].split() if word.isdigit()]
+        assert numbers[0] == 512
+        assert numbers[1] > 700
+    assert await server.turns() == []
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "says"),
+    [
+        ({"messages": []}, "messages", "at least 1 item"),
+        ({}, "messages", "required"),
+        ({"messages": "Hi"}, "messages", "list"),
+        ({"messages": [{"role": "king", "content": "Hi"}]}, "messages[0].role", "'system'"),
+        ({"messages": [{"role": "user", "content": 7}]}, "messages[0].content", "string"),
+        ({"messages": [{"role": "user"}]}, "messages[0]", "content"),
+        ({"messages": [{"role": "user", "content": ["Hi"]}]}, "messages[0].content", "part 0"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content", "'image_url'"),
+        ({"messages": HI, "temperature": "hot"}, "temperature", "number"),
+        ({"messages": HI, "temperature": 2.5}, "temperature", "less than or equal to 2"),
+        ({"messages": HI, "top_p": 0}, "top_p", "greater than 0"),
+        ({"messages": HI, "max_tokens": 0}, "max_tokens", "greater than 0"),
+        ({"messages": HI, "max_completion_tokens": "5"}, "max_completion_tokens", "integer"),
+        ({"messages": HI, "stream": "yes"}, "stream", "boolean"),
+        ({"messages": HI, "stop": [""]}, "stop", "empty"),
+        ({"messages": HI, "seed": 1.5}, "seed", "integer"),
+        ({"messages": HI, "turn_type": "odd"}, "turn_type", "'side'"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content", "unicode"),
+        ({"messages": [{"role": "tool", "content": "42"}]}, "messages", "a tool speaks first"),
+    ],
+)
+async def test_wrong_input_is_refused_by_the_name_of_its_field(server, body, param, says):
+    response = await server.http.post("/v1/chat/completions", json=body)
+    error = response.json()["error"]
+    assert (response.status_code, error["type"]) == (400, "invalid_request_error")
+    assert error["param"].startswith(param)
+    assert says in error["message"]
+    assert await server.turns() == []
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("tools", [{"type": "function", "function": {"name": "ls"}}]),
+        ("functions", [{"name": "ls"}]),
+        ("n", 2),
+        ("logprobs", True),
+        ("logit_bias", {"5": 1}),
+        ("presence_penalty", 0.5),
+        ("frequency_penalty", 0.5),
+        ("response_format", {"type": "json_object"}),
+        ("modalities", ["text", "audio"]),
+        ("audio", {"voice": "alloy"}),
+    ],
+)
+async def test_what_the_server_cannot_do_yet_is_refused_by_name(server, field, value):
+    with pytest.raises(openai.BadRequestError) as refused:
+        await complete(server, extra_body={field: value})
+    assert (refused.value.param, refused.value.code) == (field, "unsupported_parameter")
+    assert f"'{field}'" in refused.value.body["message"]
+
+
+async def test_the_same_fields_are_fine_when_they_ask_for_nothing(server):
+    nothing = {"tools": [], "n": 1, "logprobs": False, "response_format": {"type": "text"}, "modalities": ["text"]}
+    await complete(server, max_tokens=3, extra_body=nothing | {"frequency_penalty": 0, "audio": None, "stop": None})
+
+
+async def test_unknown_fields_are_ignored_and_counted(server):
+    await complete(server, max_tokens=3, extra_body={"reasoning_effort": "high", "zz": 1, "yy": {}})
+    page = (await server.http.get("/metrics")).text
+    assert 'nextstate_ignored_fields_total{field="reasoning_effort"} 1.0' in page
+    assert 'nextstate_ignored_fields_total{field="other"} 2.0' in page
+
+
+async def test_a_body_that_is_not_json_is_refused(server):
+    headers = {"content-type": "application/json"}
+    for body in (b"{", b"[]", json.dumps("Hi").encode(), b"\xff"):
+        response = await server.http.post("/v1/chat/completions", content=body, headers=headers)
+        assert (response.status_code, response.json()["error"]["type"]) == (400, "invalid_request_error"), body
+
+
+async def test_a_header_with_an_unknown_turn_type_is_refused(server):
+    with pytest.raises(openai.BadRequestError, match="'main' or 'side'"):
+        await complete(server, extra_headers={"X-Turn-Type": "odd"})
+
+
+async def test_a_session_key_that_no_header_can_carry_is_answered_all_the_same(server):
+    await complete(server, max_tokens=3, extra_body={"session_id": "Grüße 🦊\n"})
+    [turn] = await server.turns()
+    assert turn.session == "Grüße 🦊\n"

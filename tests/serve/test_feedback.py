@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import pytest
+
+HI = [{"role": "user", "content": "Hi"}]
+
+
+async def answered(server) -> str:
+    """The id of an answer that came to its end."""
+    for seed in range(20):
+        answer = await server.client.chat.completions.create(model="policy", messages=HI, seed=seed, max_tokens=60)
+        if answer.choices[0].finish_reason == "stop":
+            return answer.id
+    raise AssertionError("no answer came to its end")
+
+
+@pytest.mark.parametrize("by_number", [True, False])
+async def test_feedback_brings_a_turn_to_the_judge(server, by_number):
+    response_id = await answered(server)
+    turn_id = int(response_id.removeprefix("chatcmpl-"))
+    body = {"turn_id": turn_id if by_number else response_id, "value": "bad", "words": "Too long."}
+    response = await server.http.post("/v1/feedback", json=body)
+    assert response.json() == {"turn_id": turn_id, "outcome": "will_be_judged"}
+    assert (await server.turns())[-1].state == "continued"
+    assert len(server.judge_calls) == 1
+
+
+async def test_feedback_on_a_turn_that_does_not_exist_is_a_404(server):
+    response = await server.http.post("/v1/feedback", json={"turn_id": 9, "value": "good"})
+    assert (response.status_code, response.json()["error"]["code"]) == (404, "turn_not_found")
+    assert server.judge_calls == []
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"turn_id": 1, "value": "great"}, "value"),
+        ({"turn_id": "first", "value": "good"}, "turn_id"),
+        ({"turn_id": 2**70, "value": "good"}, "turn_id"),
+        ({"value": "good"}, "turn_id"),
+        ({"turn_id": 1, "value": "good", "text": "x"}, "text"),
+    ],
+)
+async def test_wrong_feedback_is_refused_by_the_name_of_its_field(server, body, param):
+    response = await server.http.post("/v1/feedback", json=body)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)

@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import openai
+import pytest
+
+HI = [{"role": "user", "content": "Hi"}]
+
+
+async def test_the_policy_and_its_base_model_are_listed_with_their_version(server):
+    listed = (await server.client.models.list()).data
+    assert [model.id for model in listed] == ["policy", "tiny"]
+    assert {(m.base_model, m.version, m.context_tokens) for m in listed} == {("tiny", 0, 512)}
+
+
+@pytest.mark.parametrize("name", ["policy", "tiny", "policy@0"])
+async def test_a_model_that_exists_answers(server, name):
+    answer = await server.client.chat.completions.create(model=name, messages=HI, max_tokens=3)
+    assert answer.model == name
+    assert (await server.client.models.retrieve(name)).id == name
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("gpt-5", "'policy', also known as 'tiny'"), ("policy@7", "policy@0"), ("tiny@0", "'policy'"), ("", "'policy'")],
+)
+async def test_a_model_that_does_not_exist_is_refused_with_those_that_do(server, name, says):
+    with pytest.raises(openai.NotFoundError) as refused:
+        await server.client.chat.completions.create(model=name, messages=HI)
+    assert (refused.value.code, refused.value.param) == ("model_not_found", "model")
+    assert says in refused.value.body["message"]
+    assert await server.turns() == []

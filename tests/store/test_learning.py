@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+from nextstate.store import learning, status
+from nextstate.store.store import Store
+from nextstate.types import SkipReason, TurnState, VersionState, Vote
+from tests.rows import judged_turn
+
+
+def states(store: Store, *turn_ids: int) -> list[tuple[str, str | None]]:
+    rows = [store.read_now(status.show_turn, turn_id) for turn_id in turn_ids]
+    return [(row.state, row.reason) for row in rows]
+
+
+def test_an_update_takes_the_oldest_turns_and_no_other_update_gets_them(store: Store):
+    ids = [judged_turn(store) for _ in range(3)]
+    first = store.read_now(learning.load_update, store.write_now(learning.start_update, limit=2))
+    second = store.read_now(learning.load_update, store.write_now(learning.start_update, limit=2))
+    assert [s.turn.turn_id for s in first.samples] == ids[:2]
+    assert [s.turn.turn_id for s in second.samples] == ids[2:]
+    assert (first.version, second.version) == (1, 2)
+
+
+def test_a_sample_carries_the_reward_the_hint_and_the_request(store: Store):
+    judged_turn(store, Vote.BAD)
+    judged_turn(store, Vote.GOOD)
+    update = store.read_now(learning.load_update, store.write_now(learning.start_update, limit=8))
+    assert [(s.reward, s.hint) for s in update.samples] == [(-1, "be brief, please"), (1, None)]
+    assert update.samples[0].messages == ({"role": "user", "content": "a fox?"},)
+
+
+def test_an_abandoned_update_gives_its_turns_back_and_its_version_number_is_not_used_again(store: Store):
+    turn_id = judged_turn(store)
+    store.write_now(learning.abandon_update, store.write_now(learning.start_update, limit=8), "killed")
+    assert states(store, turn_id) == [(TurnState.JUDGED, None)]
+    again = store.read_now(learning.load_update, store.write_now(learning.start_update, limit=8))
+    assert (again.version, [s.turn.turn_id for s in again.samples]) == (2, [turn_id])
+
+
+def test_a_promoted_version_serves_and_the_one_before_retires(store: Store):
+    turn_id = judged_turn(store)
+    update_id = store.write_now(learning.start_update, limit=8)
+    store.write_now(learning.finish_update, update_id, artifact="versions/000001", metrics={"turns": 1})
+    assert store.read_now(learning.serving_version) == 0
+    store.write_now(learning.promote, 1, {"divergence": 0.1})
+    assert store.read_now(learning.serving_version) == 1
+    assert [r.state for r in store.read_now(learning.list_versions)] == [VersionState.RETIRED, VersionState.SERVING]
+    assert states(store, turn_id) == [(TurnState.TRAINED, None)]
+
+
+def test_a_rejected_version_never_serves_and_its_turns_say_so(store: Store):
+    turn_id = judged_turn(store)
+    update_id = store.write_now(learning.start_update, limit=8)
+    store.write_now(learning.finish_update, update_id, artifact="versions/000001", metrics={})
+    store.write_now(learning.reject, 1, "it drifted", {"divergence": 9.0})
+    assert store.read_now(learning.serving_version) == 0
+    assert states(store, turn_id) == [(TurnState.LEFT_OUT, SkipReason.VERSION_REJECTED)]
+
+
+def test_failures_in_a_row_end_with_a_success(store: Store):
+    judged_turn(store)
+    for _ in range(2):
+        store.write_now(learning.abandon_update, store.write_now(learning.start_update, limit=8), "broke")
+    assert store.read_now(learning.failures_in_a_row) == 2
+    update_id = store.write_now(learning.start_update, limit=8)
+    store.write_now(learning.finish_update, update_id, artifact="versions/000003", metrics={})
+    assert store.read_now(learning.failures_in_a_row) == 0
