@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,6 +77,8 @@ def load(name_or_path: str, *, dtype: str = "auto", device: str = "auto") -> Loa
 
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
+    # PEFT calls what transformers has just renamed; nobody who runs a server can do anything about it.
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"transformers\..*")
     path = resolve(name_or_path)
     device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     dtype = ("float32" if device == "cpu" else "bfloat16") if dtype == "auto" else dtype

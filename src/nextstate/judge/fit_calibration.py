@@ -1,6 +1,6 @@
 """Fit the scored judge's calibration on labelled turns, and say how well it judges.
 
-    python -m nextstate.judge.fit_calibration FILE.jsonl [FILE.jsonl] --model FOLDER [--write]
+    python -m nextstate.judge.fit_calibration FILE.jsonl [FILE.jsonl] --model MODEL [--write]
 
 With two files it also fits on each and reports on the other, which is the honest figure; the fitted values printed or
 written come from all rows. Rows: {"request", "response", "next_state", "label"}. Only rows in which a user speaks are
@@ -13,77 +13,21 @@ import argparse
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from nextstate.engines.local import LocalEngine
+from nextstate.engines.model import load
 from nextstate.judge.calibration import Calibration, Readings, content_free
 from nextstate.judge.evidence import evidence
 from nextstate.judge.prompts import prompts_hash, reply_of
 from nextstate.judge.scored import ScoredJudge
 from nextstate.judge.votes import NEUTRAL_AT, SIGN_AT, vote_of
-from nextstate.types import (
-    FinishReason,
-    PolicyRef,
-    Sampling,
-    ScoreRequest,
-    TokenChunk,
-    TokenIds,
-    TokenScores,
-    TurnToJudge,
-    Vote,
-)
+from nextstate.types import FinishReason, TurnToJudge, Vote
 
 Verdicts = list[Vote | None]
-
-
-class ScoringEngine:
-    """The one thing of an engine that fitting needs: scores from a model on the CPU, constant prompts cached."""
-
-    version = 0
-
-    def __init__(self, folder: str) -> None:
-        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-        self._caches: dict[TokenIds, Any] = {}
-
-    def generate(self, prompt: TokenIds, sampling: Sampling, policy: PolicyRef) -> AsyncIterator[TokenChunk]:
-        raise NotImplementedError("this engine only scores")
-
-    async def publish(self, policy: PolicyRef, artifact: Path) -> None:
-        raise NotImplementedError("this engine only scores")
-
-    def serve_version(self, version: int) -> None:
-        raise NotImplementedError("this engine only scores")
-
-    async def score(self, sequences: Sequence[ScoreRequest], policy: PolicyRef) -> list[TokenScores]:
-        return [self._score(request) for request in sequences]
-
-    def keep(self, prefixes: Sequence[TokenIds]) -> None:
-        """Cache these prefixes, each but for its last token, whose logits a score may still need."""
-        with torch.no_grad():
-            for ids in prefixes:
-                self._caches[ids] = self._model(torch.tensor([ids[:-1]]), use_cache=True).past_key_values
-
-    def _score(self, request: ScoreRequest) -> TokenScores:
-        prefix = next((ids for ids in self._caches if request.ids[: len(ids)] == ids), ())
-        cached = len(prefix) - 1 if prefix else 0
-        with torch.no_grad():
-            cache = self._caches.get(prefix)
-            ids = torch.tensor([request.ids[cached:]])
-            logits = self._model(ids, past_key_values=cache, use_cache=cache is not None).logits[0]
-            if cache is not None:
-                cache.crop(-ids.shape[1])
-        logprobs = (logits / request.temperature).log_softmax(-1)
-        return TokenScores(
-            logprobs=tuple(
-                float(logprobs[at - cached - 1, request.ids[at]]) for at in range(request.start, len(request.ids))
-            ),
-            choice_logprobs=tuple(float(logprobs[-1, choice]) for choice in request.choices),
-            version=0,
-        )
 
 
 def turns_of(path: Path, first_id: int = 0) -> list[tuple[TurnToJudge, Vote]]:
@@ -167,8 +111,8 @@ def report(title: str, labels: Sequence[Vote], verdicts: Sequence[Vote | None]) 
     return "\n".join(lines)
 
 
-def _share(hits: Any) -> str:
-    found = [bool(hit) for hit in hits]
+def _share(hits: Iterable[bool]) -> str:
+    found = list(hits)
     return f"{sum(found) / len(found):.3f}" if found else "-"
 
 
@@ -179,18 +123,18 @@ def _word(vote: Vote | None) -> str:
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", type=Path)
-    parser.add_argument("--model", required=True, help="a Hugging Face model folder")
-    parser.add_argument("--name", default=None, help="what to call the model; the folder's name otherwise")
+    parser.add_argument("--model", required=True, help="a Hugging Face model, as for serving")
+    parser.add_argument("--name", default=None, help="what to call the model; its own name otherwise")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--write", action="store_true", help="put the values into judge/calibration.json")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
 
-    engine = ScoringEngine(options.model)
-    tokenizer = AutoTokenizer.from_pretrained(options.model)
-    name = options.name or Path(options.model).name
-    judge = ScoredJudge(engine, tokenizer, model=name)
-    engine.keep(judge.prefixes)
+    loaded = load(options.model)
+    name = options.name or loaded.name
+    engine = LocalEngine(loaded, threads=options.threads)
+    engine.start()
+    judge = ScoredJudge(engine, loaded.tokenizer, model=name)
     base = content_free(name, prompts_hash(), await judge.fingerprint())
 
     parts = [turns_of(path, number * 1_000_000) for number, path in enumerate(options.files)]

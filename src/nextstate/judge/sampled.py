@@ -58,7 +58,7 @@ class SampledJudge:
         *,
         base_url: str,
         model: str,
-        api_key: str = "",
+        api_key: str | None = None,
         votes: int = 3,
         temperature: float = 0.6,
         max_tokens: int = 1024,

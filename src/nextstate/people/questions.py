@@ -2,7 +2,7 @@
 
 The forms were chosen by measuring the built-in model, SmolLM2-135M-Instruct, at temperature 0.7: about nine in ten
 answers end by themselves within 160 tokens, so that few are cut off and lost to training. "What is X?",
-"How does X work?" and "Give me a tip" were measured too and left out: a quarter to a half of their answers, or more,
+"How does X work?" and "Give me a tip" were measured too and left out: between a quarter and two thirds of their answers
 run on past that limit.
 """
 

@@ -129,7 +129,7 @@ async def make_judge(engine: LocalEngine, loaded: LoadedModel, config: Config) -
             SampledJudge(
                 base_url=config.judge.base_url,
                 model=config.judge.model,
-                api_key=key.get_secret_value() if key is not None else None,
+                api_key=key.get_secret_value() if key is not None else "",
                 votes=config.judge.votes,
                 deadline_s=config.judge.deadline_s,
                 max_concurrency=config.judge.concurrency,
