@@ -6,7 +6,7 @@ Its weights are random, so its words mean nothing; one token in ten ends the ans
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -119,6 +119,8 @@ class RunningServer:
     """The official client; it does not retry by itself."""
     http: httpx.AsyncClient
     store: Store
+    stop: Callable[[], Awaitable[None]]
+    """Stops the server before the test is over."""
     judge_calls: list[None] = field(default_factory=list)
     """One entry for each time the judge was woken."""
 
@@ -159,13 +161,23 @@ def start_server(store: Store, engine: LocalEngine, tmp_path: Path) -> ServerFac
         listener = bind("127.0.0.1", 0)
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         serving = asyncio.create_task(serve_http(app, listener))
-        async with (
-            AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=30) as client,
-            httpx.AsyncClient(base_url=url, timeout=30) as http,
-        ):
-            yield RunningServer(url=url, client=client, http=http, store=store, judge_calls=calls)
-        serving.cancel()
-        await asyncio.wait([serving])
+
+        async def stop() -> None:
+            serving.cancel()
+            await asyncio.wait([serving])
+
+        try:
+            async with (
+                # Loading certificates takes longer than most tests, and nothing here is encrypted.
+                DefaultAsyncHttpxClient(verify=False) as transport,
+                AsyncOpenAI(
+                    base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=10, http_client=transport
+                ) as client,
+                httpx.AsyncClient(base_url=url, timeout=10, verify=False) as http,
+            ):
+                yield RunningServer(url=url, client=client, http=http, store=store, stop=stop, judge_calls=calls)
+        finally:
+            await stop()
 
     return start
 

@@ -1,6 +1,6 @@
 import pytest
 
-from nextstate.chat.template import MessagesRefused, render, render_with_hint
+from nextstate.chat.template import HINT_SUFFIX, MessagesRefused, render, render_with_hint
 from nextstate.engines.model import LoadedModel
 
 HELLO = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hello"}]
@@ -17,7 +17,7 @@ def test_a_hint_stands_behind_the_last_words_of_the_user(tiny: LoadedModel):
     messages = [*HELLO, {"role": "assistant", "content": "Hi"}, {"role": "user", "content": "More"}]
     text = tiny.tokenizer.decode(render_with_hint(tiny.tokenizer, messages, "in French"))
     assert "user\nHello<|im_end|>" in text
-    assert "user\nMore\n\n(How to answer: in French)<|im_end|>" in text
+    assert f"user\nMore{HINT_SUFFIX.format(hint='in French')}<|im_end|>" in text
     assert messages[-1]["content"] == "More"
 
 
@@ -25,7 +25,7 @@ def test_a_hint_stands_behind_the_last_message_when_no_user_has_spoken(tiny: Loa
     messages = [{"role": "system", "content": "One"}, {"role": "system", "content": "Two"}]
     text = tiny.tokenizer.decode(render_with_hint(tiny.tokenizer, messages, "shortly"))
     assert "One<|im_end|>" in text
-    assert "Two\n\n(How to answer: shortly)<|im_end|>" in text
+    assert f"Two{HINT_SUFFIX.format(hint='shortly')}<|im_end|>" in text
 
 
 def test_messages_that_the_template_does_not_take_are_refused_with_its_reason(tiny: LoadedModel):

@@ -80,6 +80,13 @@ def test_notices_of_a_client_are_neutral(message):
     assert value_of(message) is NEUTRAL
 
 
+@pytest.mark.parametrize(
+    "text", ["(It stopped at line 3.) Fix that.", "[INFO] server stopped", "[1] is wrong, cancel it"]
+)
+def test_brackets_alone_do_not_make_a_notice(text):
+    assert value_of(user(text)) is None
+
+
 def test_the_same_request_word_for_word_is_neutral():
     assert value_of(user("what is a  Volcano?")) is NEUTRAL
     assert value_of(user("What is a volcano, please?")) is None

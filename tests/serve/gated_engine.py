@@ -17,21 +17,22 @@ class GatedEngine:
     def __init__(self, engine: LocalEngine, tokens_before: int = 1) -> None:
         self._engine, self._tokens_before = engine, tokens_before
         self.go_on = asyncio.Event()
-        self.closed = 0
+        self.passed = self.closed = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
     async def generate(self, prompt: TokenIds, sampling: Sampling, policy: PolicyRef) -> AsyncIterator[TokenChunk]:
         chunks = self._engine.generate(prompt, sampling, policy)
-        passed = 0
+        before = self._tokens_before
         try:
-            if passed == self._tokens_before:
+            if before == 0:
                 await self.go_on.wait()
             async for chunk in chunks:
                 yield chunk
-                passed += 1
-                if passed == self._tokens_before:
+                self.passed += 1
+                before -= 1
+                if before == 0:
                     await self.go_on.wait()
         finally:
             self.closed += 1

@@ -96,3 +96,8 @@ def test_other_machines_are_not_served_without_a_key(host):
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.8.8.8"])
 def test_loopback_is_served_without_a_key(host):
     check_bind(ServeConfig(host=host))
+
+
+def test_an_empty_key_is_refused():
+    with pytest.raises(ConfigError, match="empty"):
+        check_bind(ServeConfig(api_key=""))

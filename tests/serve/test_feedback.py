@@ -44,3 +44,10 @@ async def test_feedback_on_a_turn_that_does_not_exist_is_a_404(server):
 async def test_wrong_feedback_is_refused_by_the_name_of_its_field(server, body, param):
     response = await server.http.post("/v1/feedback", json=body)
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+async def test_words_that_are_not_unicode_are_refused(server):
+    body = b'{"turn_id": 1, "value": "bad", "words": "\\ud800"}'
+    response = await server.http.post("/v1/feedback", content=body, headers={"content-type": "application/json"})
+    assert response.status_code == 400
+    assert "not unicode" in response.json()["error"]["message"]

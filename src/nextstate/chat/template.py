@@ -10,7 +10,7 @@ from jinja2 import TemplateError
 from nextstate.errors import NextstateError
 from nextstate.types import Message, TokenIds
 
-HINT_SUFFIX = "\n\n(How to answer: {hint})"
+HINT_SUFFIX = "\n\n{hint}"
 """What a hint looks like to the teacher, behind the words of the user."""
 
 

@@ -106,7 +106,9 @@ def _ends_in_a_cycle(answer: str) -> bool:
 
 # Clients put these in the user's place, whole messages in brackets or angle brackets.
 _NOTICE = re.compile(
-    r"^\s*(?:[\[<(][^\n]{0,80}\b(?:interrupt|abort|cancel|stopp?ed|reject|compact|truncat|summar(?:y|ised|ized) of)"
+    r"^\s*(?:[\[<](?:\w+: )?[^\]>\n]{0,20}\b(?:request|generation|turn|response|task|run|execution|tool|context|"
+    r"conversation|history|messages?)\b[^\]>\n]{0,40}"
+    r"\b(?:interrupted|aborted|cancell?ed|stopped|rejected|compacted|truncated|summari[sz]ed)\b"
     r"|(?:\^C\b.*\s*)+$"
     r"|the user (?:rejected|declined|denied|doesn't want|does not want) (?:this|to)\b"
     r"|tool (?:use|call) (?:was )?(?:rejected|denied|cancell?ed)\b"
@@ -250,13 +252,11 @@ def _status_fact(message: Message, answer: str) -> Fact | None:
     if _NOTICE.match(text):
         return Vote.NEUTRAL, "The call was interrupted or refused before it could show anything."
     fields = _json_object(text)
-    # Of a long output only the ends count: a harness and a program report there, and what they print between may be a
-    # file or a page that tells of outages and errors.
-    ends = text if len(text) <= 1600 else text[:600] + "\n" + text[-1000:]
+    ends = _ends(text)
     if fields is None or _reports_failure(fields):
         if _CALL_TIMED_OUT.search(ends):
             return Vote.BAD, "The call ran into its time limit."
-        if len(text) <= 1600 and _INFRASTRUCTURE.search(ends) and not _is_listing(text):
+        if ends is text and _INFRASTRUCTURE.search(ends) and not _is_listing(text):
             return Vote.NEUTRAL, "A service or the sandbox failed, which is not the turn's doing."
     if message.get("is_error") is True:
         return Vote.BAD, "The tool flagged an error."
@@ -308,7 +308,7 @@ def _exit_status(text: str) -> int | None:
 
 def _exit_fact(status: int, answer: str, output: str) -> Fact | None:
     if status == 0:
-        if _TESTS_FAILED.search(output):
+        if _TESTS_FAILED.search(_ends(output)):
             return Vote.BAD, "Tests failed."
         return Vote.GOOD, "The call ended with status 0."
     if status in _OUTSIDE_KILLS:
@@ -333,6 +333,12 @@ def _text_fact(text: str, answer: str) -> Fact | None:
     if program and program[1] in called:
         return Vote.BAD, f"{program[1]} reported a problem."
     return None
+
+
+def _ends(text: str) -> str:
+    """Of a long output the two ends: a harness and a program report there, and between may stand a file or a page that
+    tells of outages and errors."""
+    return text if len(text) <= 1600 else text[:600] + "\n" + text[-1000:]
 
 
 def _is_listing(text: str) -> bool:

@@ -46,7 +46,7 @@ def improvement_p(before: Sequence[bool], after: Sequence[bool]) -> float:
     better = sum(b < a for b, a in zip(before, after, strict=True))
     worse = sum(b > a for b, a in zip(before, after, strict=True))
     n = better + worse
-    return sum(math.comb(n, k) for k in range(better, n + 1)) / 2**n
+    return float(sum(math.comb(n, k) for k in range(better, n + 1)) / 2**n)
 
 
 def quantile(values: Sequence[float], q: float) -> float | None:

@@ -193,9 +193,12 @@ class Answer:
             # A fault that is not the engine's is a bug of ours: its turn gets a row all the same.
             if not isinstance(error, EngineFault):
                 log.exception("turn %d failed", self.turn_id)
-            self._pieces.put_nowait(error)
             detail = str(error) if isinstance(error, EngineFault) else f"The server failed: {error!r}."
-            await self._services.store.write(leave_out, [self.turn_id], SkipReason.ENGINE_FAULT, detail)
+            try:
+                # Before the client hears of it: it may ask again at once, and that is then a retry.
+                await self._services.store.write(leave_out, [self.turn_id], SkipReason.ENGINE_FAULT, detail)
+            finally:
+                self._pieces.put_nowait(error)
         finally:
             self._services.answers.discard(self)
 

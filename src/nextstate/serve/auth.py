@@ -22,8 +22,12 @@ def check_bind(serve: ServeConfig) -> None:
     """Refuse to serve other machines without a key.
 
     Raises:
-        ConfigError: the address is not loopback, and there is no key.
+        ConfigError: the address is not loopback, and there is no key; or the key is empty.
     """
+    if serve.api_key is not None and not serve.api_key.get_secret_value():
+        raise ConfigError(
+            "serve.api_key is empty, which would let everybody in. Nothing was started. Set one, or remove the setting."
+        )
     if serve.api_key is None and not is_loopback(serve.host):
         raise ConfigError(
             f"serve.host is '{serve.host}', which other machines can reach, and there is no key. Nothing was started. "

@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from nextstate.errors import EngineFault
 from nextstate.serve.answer import Answer, Ask, open_answer
+from nextstate.serve.body import RequestBody
 from nextstate.serve.errors import ApiError, own_type, server_error
 from nextstate.serve.models import resolve_model
 from nextstate.serve.services import Services
@@ -25,6 +26,7 @@ KEEP_ALIVE_S = 8.0
 of it. Comments do not count as life with all of them, chunks do."""
 
 _MAX_KEY = 256
+_TEXT_PART = '{"type": "text", "text": "..."}'
 
 
 def _flat(content: Any) -> Any:
@@ -38,7 +40,9 @@ def _flat(content: Any) -> Any:
         if kind == "text" and isinstance(text, str):
             texts.append(text)
         elif kind in ("text", None):
-            raise PydanticCustomError("content_part", "part {n} is not of the form {form}", _part_facts(n))
+            raise PydanticCustomError(
+                "content_part", "part {n} is not of the form {form}", {"n": n, "form": _TEXT_PART}
+            )
         else:
             raise PydanticCustomError(
                 own_type("unsupported_content"),
@@ -48,8 +52,8 @@ def _flat(content: Any) -> Any:
     return "".join(texts)
 
 
-def _part_facts(n: int) -> dict[str, Any]:
-    return {"n": n, "form": '{"type": "text", "text": "..."}'}
+def _listed(stop: Any) -> Any:
+    return [stop] if isinstance(stop, str) else stop
 
 
 class ChatMessage(BaseModel):
@@ -85,11 +89,9 @@ class StreamOptions(BaseModel):
     include_usage: bool = False
 
 
-class ChatCompletionRequest(BaseModel):
+class ChatCompletionRequest(RequestBody, extra="allow"):
     """The fields that mean something here. Others that OpenAI has are refused where ignoring them would make the
     answer something else than asked for, and ignored where not."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
 
     model: str = "policy"
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
@@ -100,7 +102,7 @@ class ChatCompletionRequest(BaseModel):
     max_tokens: PositiveInt | None = None
     max_completion_tokens: PositiveInt | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: Annotated[list[Annotated[str, Field(min_length=1)]] | None, BeforeValidator(_listed)] = None
     user: str | None = None
     """Whose conversations this may continue; those of different users never meet."""
     session_id: Annotated[str, Field(max_length=_MAX_KEY)] | None = None
@@ -135,10 +137,6 @@ class ChatCompletionRequest(BaseModel):
             "audio": self.audio is not None,
         }
         return next((name for name, wanted in asked.items() if wanted), None)
-
-    @property
-    def stops(self) -> tuple[str, ...]:
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
 
 _KNOWN_IGNORED = frozenset(
@@ -188,15 +186,13 @@ def read_request(services: Services, body: ChatCompletionRequest, request: Reque
             param=refused,
             code="unsupported_parameter",
         )
-    if "" in body.stops:
-        raise ApiError(400, "stop: a stop string must not be empty.", param="stop")
     serve = services.config.serve
     sampling = Sampling(
         max_tokens=body.max_completion_tokens or body.max_tokens or serve.max_tokens,
         temperature=serve.temperature if body.temperature is None else body.temperature,
         top_p=1.0 if body.top_p is None else body.top_p,
         seed=body.seed,
-        stop=body.stops,
+        stop=tuple(body.stop or ()),
     )
     headers = request.headers
     session_key = headers.get("x-session-id") or body.session_id or None

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
+from nextstate.serve.body import RequestBody
 from nextstate.serve.errors import ApiError
 from nextstate.serve.services import Services
 from nextstate.store.judging import add_feedback
@@ -22,9 +23,7 @@ def _number(turn_id: Any) -> Any:
     return turn_id
 
 
-class FeedbackRequest(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
-
+class FeedbackRequest(RequestBody, extra="forbid"):
     turn_id: Annotated[int, BeforeValidator(_number), Field(ge=0, lt=2**63)]
     """A number, or the id of a response: 'chatcmpl-12'."""
     value: Literal["good", "bad"]
