@@ -11,6 +11,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 
 from nextstate.judge.evidence import user_action, user_words
+from nextstate.judge.remarks import asks_something_else, remark, sentences
 from nextstate.types import Hint, Source, TurnToJudge
 
 MIN_WIDTH = 10
@@ -37,10 +38,6 @@ _SAYS_NOTHING_OF_HOW = frozenset(
 )
 # fmt: on
 _WORD = re.compile(r"[^\W_]+")
-_SENTENCE_END = re.compile(r"(?<=[.!?。！？;])\s+|(?<=[。！？])|\n+")
-_ASKS_FOR_A_CHANGE = re.compile(
-    r"^(?:please\s+)?(?:can|could|would|will|why|won't|can't|couldn't)\b.*\b(?:you|u|we)\b|\binstead\b", re.IGNORECASE
-)
 
 
 def user_hints(turn: TurnToJudge) -> tuple[Hint, ...]:
@@ -62,29 +59,29 @@ def directive(text: str) -> str:
     """`text` trimmed to a hint of at most MAX_CHARS, or '' if it does not say how an answer should be."""
     if "```" in text or "Traceback (most recent call last)" in text:
         text = re.split(r"```|Traceback \(most recent call last\)", text, maxsplit=1)[0]
-    sentences = [" ".join(part.split()) for part in _SENTENCE_END.split(text) if part and part.strip()]
-    if not any(_says_how(sentence) for sentence in sentences):
+    parts = sentences(remark(text))
+    if not any(_says_how(sentence) for sentence in parts):
         return ""
-    hint = _bounded(sentences)
+    hint = _bounded(parts)
     return hint if width(hint) > MIN_WIDTH else ""
 
 
 def _says_how(sentence: str) -> bool:
     """Whether a sentence has content of its own, and is not a question about something else than the answer."""
-    if sentence.rstrip(" \"'").endswith("?") and not _ASKS_FOR_A_CHANGE.search(sentence) and sentence.isascii():
-        return False
-    return any(word.lower() not in _SAYS_NOTHING_OF_HOW for word in _WORD.findall(sentence))
+    return not asks_something_else(sentence) and any(
+        word.lower() not in _SAYS_NOTHING_OF_HOW for word in _WORD.findall(sentence)
+    )
 
 
-def _bounded(sentences: Sequence[str]) -> str:
+def _bounded(parts: Sequence[str]) -> str:
     """The leading sentences that fit; a first sentence that is too long is cut at a word."""
     kept = ""
-    for sentence in sentences:
+    for sentence in parts:
         longer = f"{kept} {sentence}".strip()
         if len(longer) > MAX_CHARS:
             break
         kept = longer
-    return kept or sentences[0][: MAX_CHARS - 1].rsplit(" ", 1)[0] + "…"
+    return kept or parts[0][: MAX_CHARS - 1].rsplit(" ", 1)[0] + "…"
 
 
 def width(text: str) -> int:

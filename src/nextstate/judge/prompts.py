@@ -19,6 +19,7 @@ from typing import Any
 
 from nextstate.errors import ModelError
 from nextstate.judge.evidence import text_of, user_words
+from nextstate.judge.remarks import remark
 from nextstate.types import TokenIds, TurnToJudge, Vote
 
 MAX_REQUEST_CHARS = 120
@@ -233,8 +234,8 @@ VERDICT: <good, bad or neutral>"""
 
 
 def reply_of(turn: TurnToJudge) -> str:
-    """What the user said after the answer, notices of the client left out; '' if the user said nothing."""
-    return "\n".join(user_words(turn))
+    """What the user said about the answer: no notices of the client, no next question; '' if the user said nothing."""
+    return "\n".join(remark(text) for text in user_words(turn))
 
 
 def label_text(turn: TurnToJudge) -> str:

@@ -1,0 +1,219 @@
+"""The local engine on the tiny model: exact log-probs, many at once, cancellation, versions that change in between."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from nextstate.engines.adapters import lora_config
+from nextstate.engines.local import LocalEngine
+from nextstate.engines.model import LoadedModel, load
+from nextstate.errors import AdapterError, ContextLengthExceeded, EngineFault
+from nextstate.learn import checkpoint
+from nextstate.types import BASE, FinishReason, PolicyRef, Sampling, ScoreRequest, TokenChunk, TokenIds
+from tests.conftest import CONTEXT_TOKENS
+from tests.learn.conftest import TrainerFactory, make_trainer, shake
+
+__all__ = ["make_trainer"]
+
+POLICY = PolicyRef()
+PROMPT: TokenIds = (45, 60, 61, 62, 70)
+
+
+@pytest.fixture
+def own_engine(tiny_model_path: Path) -> Iterator[LocalEngine]:
+    """An engine whose adapters a test may change."""
+    running = LocalEngine(load(str(tiny_model_path)), prefix_cache_tokens=2000)
+    running.prepare_adapters(lora_config(4, 8, "all-linear"))
+    running.start()
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def artifacts(make_trainer: TrainerFactory, tmp_path: Path) -> list[Path]:
+    """Versions 1, 2, ... on disk, each far from the one before."""
+    trainer, folders = make_trainer(), []
+    for version in range(1, 6):
+        shake(trainer)
+        folders.append(checkpoint.save(trainer, tmp_path, version, probe={}, metrics={}))
+    return folders
+
+
+async def reply(stream: AsyncIterator[TokenChunk]) -> TokenChunk:
+    """All chunks as one."""
+    chunks = [chunk async for chunk in stream]
+    return TokenChunk(
+        ids=tuple(i for c in chunks for i in c.ids),
+        logprobs=tuple(lp for c in chunks for lp in c.logprobs),
+        versions=tuple(v for c in chunks for v in c.versions),
+        finish=chunks[-1].finish,
+    )
+
+
+def by_plain_transformers(
+    path: Path, adapter: Path | None, prompt: TokenIds, ids: TokenIds, temperature: float = 1.0
+) -> list[float]:
+    """Log-probs of `ids` after `prompt` from one full forward pass of the library, without our attention."""
+    model = AutoModelForCausalLM.from_pretrained(path)
+    if adapter is not None:
+        model = PeftModel.from_pretrained(model, adapter)
+    with torch.no_grad():
+        logits = model(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1]
+    return (logits / temperature).log_softmax(-1)[torch.arange(len(ids)), torch.tensor(ids)].tolist()
+
+
+async def test_many_replies_at_once_each_carry_the_log_probs_of_a_full_forward_pass(
+    engine: LocalEngine, tiny_model_path: Path
+):
+    prompts = [(*PROMPT, *range(50, 50 + n)) for n in range(12)]
+    sampling = Sampling(max_tokens=20, temperature=0.7, seed=3)
+    replies = await asyncio.gather(*(reply(engine.generate(p, sampling, POLICY)) for p in prompts))
+    for prompt, made in zip(prompts, replies, strict=True):
+        expected = by_plain_transformers(tiny_model_path, None, prompt, made.ids, 0.7)
+        assert made.logprobs == pytest.approx(expected, abs=1e-3)
+        assert len(made.ids) == len(made.logprobs) == len(made.versions)
+
+
+async def test_a_seed_gives_the_same_reply_alone_and_in_company(engine: LocalEngine):
+    sampling = Sampling(max_tokens=30, seed=11)
+    alone = await reply(engine.generate(PROMPT, sampling, POLICY))
+    others = [reply(engine.generate((*PROMPT, n), Sampling(max_tokens=30, seed=n), POLICY)) for n in range(50, 56)]
+    among, *_ = await asyncio.gather(reply(engine.generate(PROMPT, sampling, POLICY)), *others)
+    assert among.ids == alone.ids
+
+
+async def test_a_reply_ends_at_an_end_token_or_at_its_limit(engine: LocalEngine, tiny: LoadedModel):
+    made = await reply(engine.generate(PROMPT, Sampling(max_tokens=400, seed=1), POLICY))
+    assert made.finish is FinishReason.STOP
+    assert made.ids[-1] in tiny.end_ids
+    assert not set(made.ids[:-1]) & tiny.end_ids
+    cut = await reply(engine.generate(PROMPT, Sampling(max_tokens=1, seed=2), POLICY))
+    assert (len(cut.ids), cut.finish in (FinishReason.LENGTH, FinishReason.STOP)) == (1, True)
+
+
+async def test_a_prompt_without_room_for_an_answer_is_refused_with_both_numbers(engine: LocalEngine):
+    with pytest.raises(ContextLengthExceeded, match=rf"{CONTEXT_TOKENS} tokens.*{CONTEXT_TOKENS} tokens long"):
+        await reply(engine.generate((60,) * CONTEXT_TOKENS, Sampling(max_tokens=1), POLICY))
+
+
+async def test_a_reply_stops_at_the_end_of_the_context(engine: LocalEngine):
+    made = await reply(engine.generate((60,) * (CONTEXT_TOKENS - 2), Sampling(max_tokens=50, seed=5), POLICY))
+    assert len(made.ids) <= 2
+
+
+async def test_a_closed_stream_frees_its_place(engine: LocalEngine):
+    streams = [engine.generate(PROMPT, Sampling(max_tokens=400, seed=n), POLICY) for n in range(3)]
+    for stream in streams:
+        await anext(stream)
+        await stream.aclose()
+    async with asyncio.timeout(5):
+        while engine.load != (0, 0):
+            await asyncio.sleep(0.01)
+
+
+async def test_scores_are_those_of_a_full_forward_pass_and_choices_follow_the_last_token(
+    engine: LocalEngine, tiny_model_path: Path
+):
+    ids = (*PROMPT, *range(50, 90), *range(60, 120))
+    request = ScoreRequest(ids=ids, start=5, choices=(50, 99), temperature=0.8)
+    scores, again = await engine.score([request, request], BASE)
+    assert scores.logprobs == pytest.approx(
+        by_plain_transformers(tiny_model_path, None, ids[:5], ids[5:], 0.8), abs=1e-4
+    )
+    for choice, logprob in zip((50, 99), scores.choice_logprobs, strict=True):
+        assert logprob == pytest.approx(by_plain_transformers(tiny_model_path, None, ids, (choice,), 0.8)[0], abs=1e-4)
+    assert again.logprobs == pytest.approx(scores.logprobs, abs=1e-5)
+
+
+async def test_a_prompt_answered_before_and_after_a_publish_gets_the_new_versions_numbers(
+    own_engine: LocalEngine, artifacts: list[Path], tiny_model_path: Path
+):
+    prompt = (*PROMPT, *range(50, 110))  # long enough for the prefix cache
+    sampling = Sampling(max_tokens=8, seed=4)
+    await reply(own_engine.generate(prompt, sampling, POLICY))
+    for version, artifact in enumerate(artifacts, start=1):
+        await own_engine.publish(PolicyRef(version=version), artifact)
+        own_engine.serve_version(version)
+        made = await reply(own_engine.generate(prompt, sampling, POLICY))
+        assert set(made.versions) == {version}
+        expected = by_plain_transformers(tiny_model_path, artifact, prompt, made.ids)
+        assert made.logprobs == pytest.approx(expected, abs=1e-3)
+
+
+async def test_base_and_versions_side_by_side_each_get_their_own_numbers(
+    own_engine: LocalEngine, artifacts: list[Path], tiny_model_path: Path
+):
+    for version in (1, 2):
+        await own_engine.publish(PolicyRef(version=version), artifacts[version - 1])
+    own_engine.serve_version(2)
+    pinned = [BASE, PolicyRef(version=1), PolicyRef(version=2), POLICY]
+    sampling = Sampling(max_tokens=12, seed=9)
+    replies = await asyncio.gather(*(reply(own_engine.generate(PROMPT, sampling, p)) for p in pinned))
+    for made, adapter in zip(replies, [None, artifacts[0], artifacts[1], artifacts[1]], strict=True):
+        expected = by_plain_transformers(tiny_model_path, adapter, PROMPT, made.ids)
+        assert made.logprobs == pytest.approx(expected, abs=1e-3)
+    assert [set(made.versions) for made in replies] == [{0}, {1}, {2}, {2}]
+
+
+async def test_a_stream_in_flight_goes_on_under_the_new_version_and_says_from_which_token(
+    own_engine: LocalEngine, artifacts: list[Path]
+):
+    await own_engine.publish(PolicyRef(version=1), artifacts[0])
+    versions: list[int] = []
+    for seed in range(20):  # until one stays long enough
+        async for chunk in own_engine.generate(PROMPT, Sampling(max_tokens=60, seed=seed), POLICY):
+            versions.extend(chunk.versions)
+            if len(versions) == 3:
+                own_engine.serve_version(1)
+        if len(versions) > 12:
+            break
+        own_engine.serve_version(0)
+        versions.clear()
+    assert versions[:3] == [0, 0, 0]
+    assert versions[-1] == 1
+    assert versions == sorted(versions)
+
+
+async def test_a_version_that_is_not_loaded_is_refused_by_name(own_engine: LocalEngine):
+    with pytest.raises(EngineFault, match=r"version 7 is not loaded; loaded now: \[0\]"):
+        await reply(own_engine.generate(PROMPT, Sampling(max_tokens=1), PolicyRef(version=7)))
+
+
+async def test_old_versions_make_room_but_never_the_one_that_serves(own_engine: LocalEngine, artifacts: list[Path]):
+    await own_engine.publish(PolicyRef(version=1), artifacts[0])
+    own_engine.serve_version(1)
+    for version in (2, 3, 4, 5):
+        await own_engine.publish(PolicyRef(version=version), artifacts[version - 1])
+        assert 1 in own_engine.versions
+    assert own_engine.versions == [0, 1, 4, 5]
+
+
+async def test_a_damaged_adapter_leaves_everything_as_it_was(
+    own_engine: LocalEngine, artifacts: list[Path], tmp_path: Path
+):
+    await own_engine.publish(PolicyRef(version=1), artifacts[0])
+    own_engine.serve_version(1)
+    (artifacts[1] / "adapter_model.safetensors").write_bytes(b"half")
+    with pytest.raises(AdapterError, match="cannot be read"):
+        await own_engine.publish(PolicyRef(version=2), artifacts[1])
+    made = await reply(own_engine.generate(PROMPT, Sampling(max_tokens=4, seed=1), POLICY))
+    assert set(made.versions) == {1}
+
+
+async def test_a_stopped_engine_ends_its_streams_with_the_reason(tiny_model_path: Path):
+    short_lived = LocalEngine(load(str(tiny_model_path)))
+    short_lived.start()
+    stream = short_lived.generate(PROMPT, Sampling(max_tokens=400, seed=1), POLICY)
+    await anext(stream)
+    stopping = asyncio.create_task(asyncio.to_thread(short_lived.stop))
+    with pytest.raises(EngineFault, match="stopped"):
+        async for _ in stream:
+            pass
+    await stopping
