@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from nextstate.engines import builtin
@@ -89,7 +90,7 @@ def load(name_or_path: str, *, dtype: str = "auto", device: str = "auto") -> Loa
         model = AutoModelForCausalLM.from_pretrained(
             path, dtype=getattr(torch, dtype), attn_implementation=ATTENTION, use_safetensors=True
         )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"Model '{name_or_path}' cannot be loaded from {path}: {error}") from error
     if not getattr(tokenizer, "chat_template", None):
         raise ModelError(f"Model '{name_or_path}' has no chat template, so it cannot chat. Use an instruct model.")

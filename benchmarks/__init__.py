@@ -1,0 +1,12 @@
+"""How fast it serves, how fast it learns, and what a stream notices of it. Each script says how it measures.
+
+    python -m benchmarks.serving      tokens a second served, beside plain `generate`
+    python -m benchmarks.training     tokens a second trained, beside a padded loop of transformers and PEFT
+    python -m benchmarks.latency      waits of a streaming client while it learns and while a version is published
+
+Sides that are compared take turns within one run, so that other work on the machine meets them alike, and ratios are
+taken within a turn.
+"""
+
+# Sets how torch's threads wait, which has to happen before any of the scripts imports torch.
+import nextstate as nextstate

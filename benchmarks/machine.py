@@ -1,0 +1,76 @@
+"""What a figure depends on besides the code: the hardware, the load, and the memory of a process."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+
+def facts() -> dict[str, Any]:
+    """The hardware and the libraries."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return {
+        "cpu": names[0] if names else platform.machine(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "python": platform.python_version(),
+        **{name: version(name) for name in ("torch", "transformers", "peft")},
+    }
+
+
+def load_average() -> float:
+    """Processes that ran or wanted to, mean of the last minute."""
+    return round(os.getloadavg()[0], 2)
+
+
+def peak_mb(pid: int) -> float | None:
+    """Most resident memory a process ever had, MB of 10^6 bytes; None where /proc does not say.
+
+    Not ru_maxrss, although it means the same: a child inherits that of the process which started it.
+    """
+    return _kilobytes(Path(f"/proc/{pid}/status"), "VmHWM:")
+
+
+def pss_mb(pid: int) -> float | None:
+    """Memory of a process now, in MB, in which a page that k processes share counts 1/k; None if /proc does not say."""
+    return _kilobytes(Path(f"/proc/{pid}/smaps_rollup"), "Pss:")
+
+
+def _kilobytes(file: Path, field: str) -> float | None:
+    try:
+        line = next(line for line in file.read_text().splitlines() if line.startswith(field))
+    except (OSError, StopIteration):
+        return None
+    return round(int(line.split()[1]) * 1024 / 1e6, 1)
+
+
+def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """A table for people. Numbers get three digits that mean something, and what was not measured a dash."""
+    table = Table(title=title, title_justify="left")
+    for n, column in enumerate(columns):
+        table.add_column(column, justify="left" if n == 0 else "right")
+    for row in rows:
+        table.add_row(*map(_cell, row))
+    Console(width=None if os.isatty(1) else 140).print(table)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return str(value)
+
+
+def write(result: dict[str, Any], file: Path | None) -> None:
+    if file is not None:
+        file.write_text(json.dumps(result, indent=1) + "\n")

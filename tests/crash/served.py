@@ -1,0 +1,149 @@
+"""The real `nextstate serve` in a process of its own, with the trainer that it starts, to be talked to and killed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from nextstate.errors import NextstateError
+from nextstate.store.store import Store, claim_folder
+
+T = TypeVar("T")
+
+DEADLINE_S = 90.0
+"""For anything that is waited for; a machine that is busy with other things needs some of it."""
+
+ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}
+
+_SERVING = re.compile(r"version (\d+), on (http://\S+/v1)")
+
+
+async def until(condition: Callable[[], T], what: str, *, poll_s: float = 0.02, deadline_s: float = DEADLINE_S) -> T:
+    """The condition's first value that counts as true."""
+    end = time.monotonic() + deadline_s
+    while not (value := condition()):
+        assert time.monotonic() < end, f"waited {deadline_s:.0f} s in vain until {what}"
+        await asyncio.sleep(poll_s)
+    return value
+
+
+def talkative(model: Path, folder: Path, *, ends: int) -> Path:
+    """A copy of the tiny model of which only this many of its 400 tokens end an answer."""
+    shutil.copytree(model, folder)
+    file = folder / "generation_config.json"
+    settings = json.loads(file.read_text())
+    file.write_text(json.dumps({**settings, "eos_token_id": settings["eos_token_id"][:ends]}))
+    return folder
+
+
+def write_config(file: Path, *, model: Path, judge_url: str, learn: dict[str, Any]) -> Path:
+    """A configuration that trains soon and little."""
+    learn = {"rank": 4, "alpha": 8, "max_wait_s": 1, "learning_rate": 1e-5, "threads": 1, **learn}
+    lines = [f"model = {json.dumps(str(model))}", "[serve]", "port = 0"]
+    lines += ["[judge]", f"base_url = {json.dumps(judge_url)}", "votes = 1", "deadline_s = 20"]
+    lines += ["[learn]", *(f"{name} = {json.dumps(value)}" for name, value in learn.items())]
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
+class Served:
+    """One data folder and the server on it. Started, killed and started again, it is the same object."""
+
+    def __init__(self, data: Path, *options: str) -> None:
+        self.data, self._options = data, options
+        self._log = data.with_suffix(".log")
+        self._process: subprocess.Popen[bytes] | None = None
+        self._logged = 0
+        self.url = ""
+        self.version = 0
+        """What it said that it serves when it started."""
+        self._store: Store | None = None
+
+    @property
+    def store(self) -> Store:
+        """The store, for looking; the server has made it."""
+        if self._store is None:
+            self._store = Store.open(f"sqlite:///{self.data.resolve() / 'nextstate.db'}")
+        return self._store
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def trainer_pid(self) -> int:
+        return int((self.data / "trainer.lock").read_text())
+
+    def log(self) -> str:
+        """What this start of the server has printed so far; the trainer writes there too."""
+        with self._log.open("rb") as file:
+            file.seek(self._logged)
+            return file.read().decode()
+
+    async def start(self) -> None:
+        """Start, and come back when it serves."""
+        self._logged = self._log.stat().st_size if self._log.exists() else 0
+        with self._log.open("ab") as log:
+            command = [sys.executable, "-m", "nextstate.cli.main", "serve", "--data", str(self.data), *self._options]
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, env=ENVIRONMENT)
+        process = self._process
+
+        def address() -> re.Match[str] | None:
+            assert process.poll() is None, f"the server ended with status {process.returncode}:\n{self.log()}"
+            return _SERVING.search(self.log())
+
+        said = await until(address, "the server serves", poll_s=0.05)
+        self.version, self.url = int(said[1]), said[2]
+
+    async def kill(self, *, trainer: bool = False) -> None:
+        """SIGKILL the server, or it and its trainer, and come back when they are gone."""
+        assert self._process is not None
+        pids = [self.pid, self.trainer_pid] if trainer else [self.pid]
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        await asyncio.to_thread(self._process.wait)
+        if trainer:
+            await until(self.trainer_is_gone, "the killed trainer is gone")
+
+    async def kill_trainer(self) -> None:
+        os.kill(self.trainer_pid, signal.SIGKILL)
+        await until(self.trainer_is_gone, "the killed trainer is gone", poll_s=0.001)
+
+    def trainer_is_gone(self) -> bool:
+        """Whether nobody holds the trainer's place. Its lock says so, whoever reaps the process."""
+        try:
+            claim_folder(self.data, "trainer").close()
+        except NextstateError:
+            return False
+        return True
+
+    async def stop(self) -> int:
+        """End it as a person would; its exit status."""
+        if self._process is None:
+            return 0
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+        try:
+            return await asyncio.to_thread(self._process.wait, 30)
+        finally:
+            self._process.kill()
+            if self._store is not None:
+                self._store.close()
+                self._store = None
+
+
+def all_finite(state: dict[str, torch.Tensor]) -> bool:
+    return all(bool(torch.isfinite(tensor).all()) for tensor in state.values())
