@@ -6,7 +6,8 @@ import asyncio
 import random
 from dataclasses import dataclass, field
 
-from openai import APIConnectionError, APIError, APIStatusError, AsyncOpenAI, BadRequestError, DefaultAsyncHttpxClient
+import httpx
+from openai import APIConnectionError, AsyncOpenAI, BadRequestError, DefaultAsyncHttpxClient
 
 from tests.crash.served import Served
 
@@ -64,7 +65,7 @@ class People:
                 base_url=self.served.url, api_key="unused", max_retries=0, timeout=60, http_client=transport
             ) as client,
         ):
-            text, finish, turn_id = "", None, 0
+            text, finish, turn_id, version = "", None, 0, 0
             try:
                 stream = await client.chat.completions.create(
                     model="policy",
@@ -78,18 +79,9 @@ class People:
                     turn_id = int(chunk.id.removeprefix("chatcmpl-"))
                     text += chunk.choices[0].delta.content or ""
                     finish = chunk.choices[0].finish_reason or finish
-            except APIStatusError:
-                raise
-            except (APIConnectionError, APIError, OSError) as error:
-                # Also what httpx raises in mid-stream, which the client hands on as it is.
+            except (APIConnectionError, httpx.TransportError) as error:
                 self.broken += 1
-                print(f"broken: {type(error).__name__}")
-                finish = None
-            except Exception as error:
-                if not type(error).__module__.startswith("httpx"):
-                    raise
-                self.broken += 1
-                finish = None
+                print(f"broken: turn {turn_id}, {type(error).__name__}")
         if finish is None:
             return None
         answer = Seen(turn_id=turn_id, text=text, finish=finish, version=version)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -207,8 +208,23 @@ async def test_a_damaged_adapter_leaves_everything_as_it_was(
     assert set(made.versions) == {1}
 
 
+async def test_a_step_that_fails_ends_its_requests_with_the_reason_and_the_next_ones_are_answered(
+    own_engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
+):
+    def breaks(*_):
+        raise IndexError("a bug")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("nextstate.engines.local.forward_packed", breaks)
+        with pytest.raises(EngineFault, match="a bug"):
+            await reply(own_engine.generate(PROMPT, Sampling(max_tokens=4), POLICY))
+    made = await reply(own_engine.generate(PROMPT, Sampling(max_tokens=4, seed=1), POLICY))
+    assert made.finish is not None
+
+
 async def test_a_stopped_engine_ends_its_streams_with_the_reason(tiny_model_path: Path):
-    short_lived = LocalEngine(load(str(tiny_model_path)))
+    endless = replace(load(str(tiny_model_path)), end_ids=frozenset())
+    short_lived = LocalEngine(endless)
     short_lived.start()
     stream = short_lived.generate(PROMPT, Sampling(max_tokens=400, seed=1), POLICY)
     await anext(stream)

@@ -236,8 +236,14 @@ class LocalEngine:
             while self._wait_for_work():
                 self._admit()
                 group = self._next_group()
-                if group:
-                    self._step(group)
+                try:
+                    if group:
+                        self._step(group)
+                except Exception as error:  # each turn of the group gets the reason; the thread must live on
+                    log.exception("an engine step failed for %d sequences", len(group))
+                    for job in group:
+                        job.cancelled = True
+                        job.deliver(EngineFault(f"the engine failed while it computed this request: {error!r}"))
         for job in [*self._active, *self._waiting, *self._inbox]:
             job.deliver(EngineFault("the server stopped before the answer was complete."))
 
@@ -298,19 +304,12 @@ class LocalEngine:
             wanted.append(positions)
             keep.extend(row + p - past for p in positions)
             row += len(piece)
-        try:
-            if self._slots is not None:
-                self._slots.activate(version)
-            # A forward pass must keep some row; where nobody wants one yet, the last does no harm.
-            logits_KV = forward_packed(
-                self.loaded.model, [piece for _, piece in batch], keep or [row - 1], [job.cache for job, _ in batch]
-            ).float()
-        except (RuntimeError, ValueError, KeyError) as error:
-            log.exception("engine step failed for %d sequences", len(batch))
-            for job, _ in batch:
-                job.cancelled = True
-                job.deliver(EngineFault(f"the engine failed while it computed this request: {error}"))
-            return
+        if self._slots is not None:
+            self._slots.activate(version)
+        # A forward pass must keep some row; where nobody wants one yet, the last does no harm.
+        logits_KV = forward_packed(
+            self.loaded.model, [piece for _, piece in batch], keep or [row - 1], [job.cache for job, _ in batch]
+        ).float()
         row = 0
         for (job, _), positions in zip(batch, wanted, strict=True):
             rows_KV = logits_KV[row : row + len(positions)]
