@@ -3,8 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-# A CPU build of torch, where pip is set up to find one; a GPU build works the same.
-TORCH ?= torch>=2.9
+# Whichever build of it pip finds first: name another to choose, e.g. make TORCH="torch==2.13.0+cpu" ...
+TORCH ?= torch==2.13.0
 
 # torch's threads spin while they wait, unless told otherwise before it is loaded; measured at 5.7 times slower.
 export OMP_WAIT_POLICY := PASSIVE
@@ -40,10 +40,10 @@ bench: model
 
 install: $(INSTALLED)
 
-$(INSTALLED): pyproject.toml
+$(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet "$(TORCH)"
-	$(BIN)/pip install --quiet --editable ".[dev]"
+	$(BIN)/pip install --quiet --constraint constraints.txt "$(TORCH)"
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $@
 
 clean:

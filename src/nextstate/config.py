@@ -116,7 +116,7 @@ class LearnConfig(_Section):
     """Versions a token may trail the one being trained; older tokens are masked."""
     max_turn_tokens: PositiveInt = 4096
     """Longer turns are left out, so that an update fits in memory."""
-    micro_batch_tokens: PositiveInt = 1024
+    micro_batch_tokens: PositiveInt = 512
     """Tokens in one forward and backward pass."""
     threads: NonNegativeInt = 0
     """CPU threads of the trainer; 0: the cores that the engine leaves."""
