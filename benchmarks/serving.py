@@ -68,7 +68,9 @@ async def measure(model: str, rounds: int) -> dict[str, Any]:
         with serving(folder, "--no-learn", "--model", model, settings=settings) as served:
             memory = {"server, started": _memory(served)}
             loaded = replace(load(model, dtype="float32", device="cpu"), end_ids=frozenset())
-            prompts = [render(loaded.tokenizer, [{"role": "user", "content": question(n)}]) for n in range(max(STREAMS))]
+            prompts = [
+                render(loaded.tokenizer, [{"role": "user", "content": question(n)}]) for n in range(max(STREAMS))
+            ]
             artifact = _made_adapter(model, folder / "versions")
             engine = LocalEngine(loaded, max_streams=max(STREAMS), prefix_cache_tokens=0, threads=THREADS)
             engine.prepare_adapters(_shape())
@@ -104,9 +106,10 @@ async def measure(model: str, rounds: int) -> dict[str, Any]:
 async def _take_turns(sides: dict[str, Side], rounds: int) -> dict[str, dict[int, list[float]]]:
     """Side -> streams -> one rate a round."""
     rates: dict[str, dict[int, list[float]]] = {name: {n: [] for n in STREAMS} for name in sides}
-    for _ in range(rounds):
+    for turn in range(rounds):
+        order = list(sides.items()) if turn % 2 == 0 else list(reversed(sides.items()))
         for n in STREAMS:
-            for name, side in sides.items():
+            for name, side in order:
                 started = time.perf_counter()
                 tokens = await side(n)
                 rates[name][n].append(round(tokens / (time.perf_counter() - started), 2))
@@ -195,7 +198,7 @@ def show(result: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.serving", description=__doc__.split("\n")[0])
     parser.add_argument("--model", default=NAME)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there")
     options = parser.parse_args()
     result = asyncio.run(measure(options.model, options.rounds))

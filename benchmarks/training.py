@@ -4,7 +4,7 @@ One update on 16 made-up turns, half of them with a hint, under the default obje
 distillation from the hinted teacher, KL to the base), in float32, LoRA on every linear layer. Two sides take turns:
 
     ours      nextstate.learn.trainer.Trainer as it runs in production: packed, logits of reply tokens only
-    padded    transformers + PEFT as one would write it first: four turns a batch, padded to the longest, sdpa
+    padded    transformers + PEFT as one would write it first: two turns a batch, padded to the longer, sdpa
               attention, logits and log-softmax at all positions; the same three passes, and the same loss functions
 
 Both begin at the same adapter, so the first update of each must find the same gradient: its norm is in the result. A
@@ -12,8 +12,9 @@ second and later updates of a side go on from where it is. The lengths are eithe
 tokens) or spread (50 to 350 and 10 to 190, same mean).
 
 A trained token is a token of a turn, prompt or reply; a computed one is a row of a forward pass: base, teacher or
-student, padding included. Each side has a process of its own, so that its peak memory is its own; the other process
-waits meanwhile.
+student, padding included. CPU seconds are those of all threads; other work on the machine stretches them far less than
+it stretches the clock's, so on a busy machine theirs is the ratio to trust. Each side has a process of its own, so that
+its peak memory is its own; the other process waits meanwhile.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ SIDES = ("ours", "padded")
 LENGTHS = ("equal", "spread")
 TURNS = 16
 HINT = "Answer in one short sentence, please."
-PADDED_TURNS = 4
-"""Turns a batch of the padded side: four of 300 tokens are about what `learn.micro_batch_tokens` holds."""
+PADDED_TURNS = 2
+"""Turns a batch of the padded side: two of 300 tokens are about what `learn.micro_batch_tokens` holds."""
 
 Update = Callable[[], dict[str, Any]]
 """Trains once and gives terms, counts and seconds."""
@@ -100,7 +101,11 @@ def show(result: dict[str, Any]) -> None:
         for side in SIDES:
             updates = run["updates"][side]
             seconds = [u["seconds"] for u in updates]
-            against = [p["seconds"] / u["seconds"] for u, p in zip(updates, run["updates"]["padded"], strict=True)]
+            pairs = list(zip(updates, run["updates"]["padded"], strict=True))
+            against = [
+                quantile([other[clock] / own[clock] for own, other in pairs], 0.5) if side != "padded" else None
+                for clock in ("seconds", "cpu_seconds")
+            ]
             one = updates[0]
             middle = quantile(seconds, 0.5)
             assert middle is not None
@@ -112,7 +117,8 @@ def show(result: dict[str, Any]) -> None:
                     one["tokens"] / middle,
                     one["reply_tokens"] / middle,
                     one["tokens_computed"] / one["tokens"],
-                    quantile(against, 0.5) if side != "padded" else None,
+                    *against,
+                    quantile([u["cpu_seconds"] for u in updates], 0.5),
                     updates[-1]["peak_mb"],
                     f"{one['grad_norm']:.5f}",
                 ]
@@ -121,7 +127,7 @@ def show(result: dict[str, Any]) -> None:
             f"{run['lengths']} lengths, {run['threads']} threads, {len(seconds)} rounds, load average {start} to {end}",
             [
                 "side", "seconds, median", "least", "trained tokens/s", "of them reply", "computed per trained",
-                "times as fast", "peak, MB", "gradient norm",
+                "times as fast", "by CPU", "CPU seconds", "peak, MB", "gradient norm",
             ],
             rows,
         )  # fmt: skip
@@ -138,9 +144,10 @@ def train_on_demand(side: str, model: str, threads: int, lengths: str) -> None:
     update = {"ours": _ours, "padded": _padded}[side](model, lengths)
     print("ready", flush=True)
     for _ in sys.stdin:
-        started = time.perf_counter()
+        started, busy = time.perf_counter(), time.process_time()
         found = update()
         found["seconds"] = round(time.perf_counter() - started, 3)
+        found["cpu_seconds"] = round(time.process_time() - busy, 3)
         found["peak_mb"] = machine.peak_mb(os.getpid())
         print(json.dumps(found), flush=True)
 
@@ -197,7 +204,7 @@ def _ours(model: str, lengths: str) -> Update:
     trainer = Trainer(load(model, dtype="float32", device="cpu"), LearnConfig())
     samples = made_up_samples(trainer.loaded.tokenizer, lengths)
     tokens = sum(len(s.turn.prompt_ids) + len(s.turn.reply_ids) for s in samples)
-    return lambda: {**trainer.update(samples, parent_version=0), "tokens": tokens}
+    return lambda: {**trainer.update(samples, oldest_version=0), "tokens": tokens}
 
 
 def _padded(model: str, lengths: str) -> Update:
@@ -267,7 +274,9 @@ def _padded(model: str, lengths: str) -> Update:
             with torch.no_grad():
                 base_N = reply_logprobs(batch, adapter=False).gather(1, ids_N1)[:, 0]
                 taught = [row for row in batch if row.hinted_prompt_ids is not None]
-                has_teacher_N = torch.tensor([row.hinted_prompt_ids is not None for row in batch for _ in row.reply_ids])
+                has_teacher_N = torch.tensor(
+                    [row.hinted_prompt_ids is not None for row in batch for _ in row.reply_ids]
+                )
                 teacher_NK = torch.full_like(top_NK, torch.nan, dtype=old_NV.dtype)
                 if taught:
                     teacher_NK[has_teacher_N] = reply_logprobs(taught, hinted=True).gather(1, top_NK[has_teacher_N])

@@ -10,7 +10,6 @@ import asyncio
 import os
 import random
 import signal
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -28,10 +27,10 @@ from nextstate.store.store import AnyRow, Store
 from nextstate.types import SkipReason, TurnState, VersionState
 from tests.crash.judge_endpoint import JudgeEndpoint
 from tests.crash.people import People
-from tests.crash.served import ENVIRONMENT, Served, is_locked, talkative, until, write_config
+from tests.crash.served import Served, is_locked, spawn, talkative, until, write_config
 
 KILLS = 10
-HITS = 6
+HITS = 5
 """Kills that must have found what they were meant for: a process of its own does not wait for its murderer."""
 
 WAITING = (TurnState.GENERATING, TurnState.CONTINUED, TurnState.JUDGED, TurnState.TRAINING)
@@ -84,9 +83,26 @@ def running_update(store: Store) -> int | None:
     return rows[0].update_id if rows else None
 
 
-def generating(store: Store) -> int:
+def generating(store: Store) -> list[int]:
     """Turns that are being answered, or were when the server was killed."""
-    return len(store.read_now(status.list_turns, limit=1000, state=TurnState.GENERATING))
+    rows = store.read_now(status.list_turns, limit=1000, state=TurnState.GENERATING)
+    return [row.turn_id for row in rows]
+
+
+async def next_update(store: Store, last: int) -> int:
+    """Wait until an update runs that is not the last one."""
+
+    def newer() -> int | None:
+        update_id = running_update(store)
+        return update_id if update_id is not None and update_id > last else None
+
+    return await until(newer, "the next update runs") or 0
+
+
+async def one_more_update(store: Store) -> None:
+    """Wait until one more update is done."""
+    done = store.read_now(learning.done_updates)
+    await until(lambda: store.read_now(learning.done_updates) > done, "an update is done")
 
 
 def update_seconds(store: Store) -> float:
@@ -99,19 +115,21 @@ def update_seconds(store: Store) -> float:
 async def test_a_trainer_killed_in_mid_update_ten_times_loses_nothing(served: Served):
     chance = random.Random(seed := the_seed())
     await served.start()
-    people = People(served, seed)
+    people = People(served, seed, think_s=1.0)  # or more is said than can be learned, and most of it becomes stale
     hits, last = 0, 0
     async with talking(people):
         for n in range(KILLS):
-            if n % 2 == 0:  # every other time let one through, or nobody would ever learn anything
-                await until(lambda: done_updates(served.store) > n // 2, "an update is done")
-            update_id = await until(lambda: _newer(running_update(served.store), last), "the next update runs")
+            if n % 2 == 0:  # let one through now and then, or nobody would ever learn anything
+                await one_more_update(served.store)
+            update_id = await next_update(served.store, last)
             await asyncio.sleep(chance.uniform(0, 1.1 * update_seconds(served.store)))
             await served.kill_trainer()
-            hits += running_update(served.store) is not None
-            last = update_id
+            killed = running_update(served.store)
+            hits += killed is not None
+            last = killed or update_id
     await settled_and_whole(served, people)
-    assert hits >= HITS, f"only {hits} of {KILLS} kills hit an update"
+    print(f"{hits} of {KILLS} kills hit an update")
+    assert hits >= HITS
 
 
 @pytest.mark.slow
@@ -121,16 +139,21 @@ async def test_a_server_killed_in_mid_answer_ten_times_loses_nothing(served: Ser
     people = People(served, seed)
     hits = 0
     async with talking(people):
-        for _ in range(KILLS):
-            before = len(people.seen)
-            await until(lambda: len(people.seen) > before and generating(served.store), "answers are on their way")
-            await asyncio.sleep(chance.uniform(0, 1))
+        for n in range(KILLS):
+            if n % 3 == 0:  # let it learn now and then
+                await one_more_update(served.store)
+            await until(lambda: generating(served.store), "answers are on their way")
+            await asyncio.sleep(chance.uniform(0, 0.5))
             await served.kill()
-            hits += generating(served.store) > 0
+            broken = generating(served.store)
+            hits += bool(broken)
             await served.start()
-            assert generating_before(served.store, served) == 0
+            for turn_id in broken:
+                row = served.store.read_now(status.show_turn, turn_id)
+                assert (row.state, row.reason) == (TurnState.LEFT_OUT, SkipReason.SERVER_STOPPED)
     await settled_and_whole(served, people)
-    assert hits >= HITS, f"only {hits} of {KILLS} kills hit an answer"
+    print(f"{hits} of {KILLS} kills hit an answer")
+    assert hits >= HITS
     assert people.broken >= hits
 
 
@@ -142,14 +165,18 @@ async def test_server_and_trainer_killed_together_ten_times_lose_nothing(served:
     hits, last = Counter[str](), 0
     async with talking(people):
         for _ in range(KILLS):
-            last = await until(lambda: _newer(running_update(served.store), last), "the next update runs")
+            update_id = await next_update(served.store, last)
             await asyncio.sleep(chance.uniform(0, 1.1 * update_seconds(served.store)))
             await served.kill(trainer=True)
-            hits["update"] += running_update(served.store) is not None
-            hits["answer"] += generating(served.store) > 0
+            killed = running_update(served.store)
+            hits["update"] += killed is not None
+            last = killed or update_id
+            hits["answer"] += bool(generating(served.store))
             await served.start()
     await settled_and_whole(served, people)
-    assert min(hits["update"], hits["answer"]) >= HITS - 1, f"of {KILLS} kills too few hit both: {dict(hits)}"
+    print(f"of {KILLS} kills hit: {dict(hits)}")
+    assert hits["update"] >= HITS, "too few kills hit an update"
+    assert hits["answer"] >= HITS / 2, "too few kills hit an answer"
 
 
 async def test_a_trainer_whose_server_was_killed_ends_by_itself(tmp_path: Path, tiny_model_path: Path):
@@ -159,30 +186,13 @@ async def test_a_trainer_whose_server_was_killed_ends_by_itself(tmp_path: Path, 
     )
     # The shell stands for a server: the trainer is its child, and is told its process id.
     command = '"$0" -m nextstate.learn.process "$1" $$ & wait'
-    parent = subprocess.Popen(["sh", "-c", command, sys.executable, options], env=ENVIRONMENT)
+    parent = spawn(["sh", "-c", command, sys.executable, options])
     try:
         await until(lambda: is_locked(data / "trainer.lock"), "the trainer runs")
     finally:
         parent.send_signal(signal.SIGKILL)
         parent.wait()
     await until(lambda: not is_locked(data / "trainer.lock"), "the orphan ends")
-
-
-def _newer(update_id: int | None, last: int) -> int | None:
-    return update_id if update_id is not None and update_id > last else None
-
-
-def done_updates(store: Store) -> int:
-    return store.read_now(status.status).updates.get("done", 0)
-
-
-def generating_before(store: Store, served: Served) -> int:
-    """Turns still called unfinished that an earlier server was answering."""
-    started = store.read_now(lambda db: db.execute(
-        select(schema.events.c.at).where(schema.events.c.kind == "server_started").order_by(schema.events.c.at.desc())
-    ).scalars().first())
-    rows = store.read_now(status.list_turns, limit=1000, state=TurnState.GENERATING)
-    return sum(row.created_at < started for row in rows)
 
 
 # -- what must hold afterwards ----------------------------------------------------------------------------------------
@@ -194,7 +204,7 @@ async def settled_and_whole(served: Served, people: People) -> None:
     await served.start()
     await settle(served.store)
     found = served.store.read_now(status.status)
-    print(f"{len(people.seen)} answers seen, {people.broken} broken; {found}")
+    print(f"{len(people.seen)} answers seen, {people.broken} broken off; {found}")
     assert len(people.seen) > KILLS
     check_answers(served.store, people)
     check_turns(served.store)
@@ -239,7 +249,7 @@ def check_turns(store: Store) -> None:
             assert turn.state == TurnState.FINISHED, f"turn {turn.turn_id} is {turn.state}"
     # A turn that was trained twice would have been counted by two updates, and belong to one.
     for update_id, update in updates.items():
-        assert update.state in ("done", "failed", "interrupted")
+        assert update.state in ("done", "failed", "interrupted", "empty")
         counted = update.metrics["turns"] if update.state == "done" else 0
         assert trained[update_id] == counted, f"update {update_id} counted {counted} turns and has {trained[update_id]}"
 

@@ -113,7 +113,7 @@ class LearnConfig(_Section):
     baseline_rate: Annotated[float, Field(gt=0, le=1)] = 0.1
     """Rate of the running mean reward that is subtracted."""
     lag_versions: NonNegativeInt = 4
-    """Versions a token may trail the one being trained; older tokens are masked."""
+    """Publishes a token may trail the version being trained; older tokens are masked."""
     max_turn_tokens: PositiveInt = 4096
     """Longer turns are left out, so that an update fits in memory."""
     micro_batch_tokens: PositiveInt = 512

@@ -19,6 +19,10 @@ class AdapterError(NextstateError):
     """An adapter that cannot be loaded; the version that serves goes on serving."""
 
 
+class AdapterMismatch(AdapterError):
+    """An adapter that is whole and was made under other settings. Nothing is wrong with it."""
+
+
 class EngineFault(NextstateError):
     """The engine failed on a request; the request ends, the others go on."""
 

@@ -32,12 +32,12 @@ class People:
 
     served: Served
     seed: int
-    think_s: float = 0.3
+    think_s: float = 0.5
     """Mean time from an answer to the next message."""
     max_tokens: int = 64
     seen: list[Seen] = field(default_factory=list)
     broken: int = 0
-    """Answers that ended without saying so, or requests that nobody took."""
+    """Answers that broke off after they had begun."""
 
     async def talk(self, who: int) -> None:
         """One conversation after another, for ever; a broken answer is asked for again."""
@@ -79,9 +79,8 @@ class People:
                     turn_id = int(chunk.id.removeprefix("chatcmpl-"))
                     text += chunk.choices[0].delta.content or ""
                     finish = chunk.choices[0].finish_reason or finish
-            except (APIConnectionError, httpx.TransportError) as error:
-                self.broken += 1
-                print(f"broken: turn {turn_id}, {type(error).__name__}")
+            except (APIConnectionError, httpx.TransportError):
+                self.broken += bool(turn_id)
         if finish is None:
             return None
         answer = Seen(turn_id=turn_id, text=text, finish=finish, version=version)

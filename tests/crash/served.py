@@ -12,15 +12,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
+
+import httpx
 
 from nextstate.store.store import Store
 
 T = TypeVar("T")
 
-DEADLINE_S = 90.0
+DEADLINE_S = 180.0
 """For anything that is waited for; a machine that is busy with other things needs some of it."""
 
 ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}
@@ -35,6 +37,10 @@ async def until(condition: Callable[[], T], what: str, *, poll_s: float = 0.02, 
         assert time.monotonic() < end, f"waited {deadline_s:.0f} s in vain until {what}"
         await asyncio.sleep(poll_s)
     return value
+
+
+def spawn(command: Sequence[str], output: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(command, stdout=output, stderr=output, env=ENVIRONMENT)
 
 
 def talkative(model: Path, folder: Path, *, ends: int) -> Path:
@@ -96,8 +102,7 @@ class Served:
         self._logged = self._log.stat().st_size if self._log.exists() else 0
         with self._log.open("ab") as log:
             command = [sys.executable, "-m", "nextstate.cli.main", "serve", "--data", str(self.data), *self._options]
-            self._process = subprocess.Popen(command, stdout=log, stderr=log, env=ENVIRONMENT)
-        process = self._process
+            process = self._process = spawn(command, log)
 
         def address() -> re.Match[str] | None:
             assert process.poll() is None, f"the server ended with status {process.returncode}:\n{self.log()}"
@@ -105,6 +110,9 @@ class Served:
 
         said = await until(address, "the server serves", poll_s=0.05)
         self.version, self.url = int(said[1]), said[2]
+        # The port is taken before anybody serves it: this request waits until somebody does.
+        async with httpx.AsyncClient(verify=False, timeout=DEADLINE_S) as http:
+            (await http.get(self.url.replace("/v1", "/healthz"))).raise_for_status()
 
     async def kill(self, *, trainer: bool = False) -> None:
         """SIGKILL the server, or it and its trainer, and come back when they are gone."""

@@ -29,7 +29,7 @@ def test_labels_come_in_the_order_of_votes():
 
 
 def test_a_label_of_two_tokens_is_refused_with_a_way_out():
-    with pytest.raises(ModelError, match=r"' bad' is 2 tokens .* sampling"):
+    with pytest.raises(ModelError, match=r"' bad' is 2 tokens .*judge\.base_url"):
         label_ids(WordTokenizer(bad=2, none=1, good=1))
 
 

@@ -27,13 +27,13 @@ def weights(trainer: Trainer) -> torch.Tensor:
 def test_training_goes_on_from_a_checkpoint_as_if_never_interrupted(make_trainer: TrainerFactory, tmp_path: Path):
     whole = make_trainer()
     samples = [a_sample(whole, hint="be brief, please")]
-    whole.update(samples, parent_version=0)
+    whole.update(samples, oldest_version=0)
     folder = saved(whole, tmp_path)
-    metrics = whole.update(samples, parent_version=1)
+    metrics = whole.update(samples, oldest_version=0)
 
     resumed = make_trainer(seed=99)
     checkpoint.restore(resumed, folder)
-    again = resumed.update(samples, parent_version=1)
+    again = resumed.update(samples, oldest_version=0)
     assert {k: v for k, v in again.items() if k != "seconds"} == {k: v for k, v in metrics.items() if k != "seconds"}
     assert (weights(resumed) - weights(whole)).abs().max().item() == 0.0
     assert resumed.baselines == whole.baselines != {}
@@ -69,7 +69,7 @@ def test_a_version_appears_whole_or_not_at_all(make_trainer: TrainerFactory, tmp
 
 def test_optimiser_states_are_kept_for_the_newest_versions_only(make_trainer: TrainerFactory, tmp_path: Path):
     trainer = make_trainer()
-    trainer.update([a_sample(trainer)], parent_version=0)
+    trainer.update([a_sample(trainer)], oldest_version=0)
     folders = [saved(trainer, tmp_path, version) for version in range(1, 6)]
     assert [(f / "optimizer.pt").exists() for f in folders] == [False, False, True, True, True]
     assert all((f / WEIGHTS_FILE).exists() for f in folders)

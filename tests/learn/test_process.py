@@ -18,7 +18,7 @@ from nextstate.learn.publish import serve_newest
 from nextstate.learn.trainer import Trainer
 from nextstate.recipes.personal import make_engine
 from nextstate.store import learning, status
-from nextstate.store.store import Store
+from nextstate.store.store import Store, note
 from nextstate.types import SkipReason, TurnState
 from tests.rows import judged_turn
 
@@ -86,6 +86,39 @@ def test_a_killed_update_without_a_version_gives_its_turns_back(store: Store, co
     process.recover(store, config)
     assert state_of(store, turn_id) == (TurnState.JUDGED, None)
     assert not half.exists()
+
+
+def test_an_update_that_the_server_took_down_with_it_is_no_failure(store: Store, config: Config):
+    turn_id = judged_turn(store)
+    for _ in range(5):
+        store.write_now(learning.start_update, limit=8)
+        store.write_now(note, "server_started")
+        process.recover(store, config)
+    assert state_of(store, turn_id) == (TurnState.JUDGED, None)
+    assert store.read_now(status.status).updates == {"interrupted": 5}
+
+
+def test_an_update_in_which_the_trainer_alone_dies_three_times_is_given_up(store: Store, config: Config):
+    turn_id = judged_turn(store)
+    store.write_now(note, "server_started")
+    for _ in range(3):
+        assert state_of(store, turn_id) == (TurnState.JUDGED, None)
+        store.write_now(learning.start_update, limit=8)
+        process.recover(store, config)
+    assert state_of(store, turn_id) == (TurnState.LEFT_OUT, SkipReason.UPDATE_FAILED)
+
+
+def test_numbers_of_updates_that_came_to_nothing_do_not_make_turns_stale(
+    store: Store, trainer: Trainer, config: Config
+):
+    turn_id = judged_turn(store)
+    for _ in range(config.learn.lag_versions + 2):
+        update_id = store.write_now(learning.start_update, limit=8)
+        store.write_now(learning.abandon_update, update_id, "killed", state="interrupted")
+    store.write_now(learning.promote, trained_version(store, trainer, config), {})
+    late = judged_turn(store)  # answered by version 0, one publish ago
+    process.run_update(store, trainer, config, store.write_now(learning.start_update, limit=8))
+    assert [state_of(store, id)[0] for id in (turn_id, late)] == [TurnState.TRAINED, TurnState.TRAINED]
 
 
 def test_turns_whose_update_fails_three_times_are_left_out_with_the_reason(

@@ -15,7 +15,7 @@ def gradient_of(trainer: Trainer, samples: list[Sample], monkeypatch: pytest.Mon
     """The update's gradient, before clipping, without changing the weights."""
     monkeypatch.setattr(torch.optim.AdamW, "step", lambda *_, **__: None)
     monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *_: torch.tensor(1.0))
-    trainer.update(samples, parent_version=0)
+    trainer.update(samples, oldest_version=0)
     return gradients(trainer)
 
 
@@ -23,7 +23,7 @@ def test_a_bad_turn_becomes_less_likely_and_a_good_one_more(make_trainer: Traine
     for reward, direction in ((-1, -1), (1, 1)):
         trainer = make_trainer(objective="binary", kl_weight=0.0)
         sample = a_sample(trainer, reward=reward)
-        trainer.update([sample], parent_version=0)
+        trainer.update([sample], oldest_version=0)
         after = a_sample(trainer)
         change = sum(after.turn.reply_logprobs) - sum(sample.turn.reply_logprobs)
         assert change * direction > 0.01
@@ -37,7 +37,7 @@ def test_the_hinted_teacher_pulls_the_reply_towards_what_it_would_say(make_train
     with torch.no_grad():
         teacher = trainer.logits([row.hinted_prompt_ids], [len(row.hinted_prompt_ids) - 1]).log_softmax(-1)[0, 60]
     gap = float(teacher) - sample.turn.reply_logprobs[0]
-    trainer.update([sample], parent_version=0)
+    trainer.update([sample], oldest_version=0)
     change = a_sample(trainer, reply=(60,)).turn.reply_logprobs[0] - sample.turn.reply_logprobs[0]
     assert abs(gap) > 1e-3
     assert change * gap > 0
@@ -82,16 +82,16 @@ def test_splitting_an_update_into_micro_batches_changes_nothing(
 
 
 def test_tokens_of_versions_too_old_change_nothing(make_trainer: TrainerFactory, monkeypatch: pytest.MonkeyPatch):
-    trainer = make_trainer(objective="binary", kl_weight=0.5, lag_versions=0)
+    trainer = make_trainer(objective="binary", kl_weight=0.5)
     shake(trainer)
     sample = a_sample(trainer)
     monkeypatch.setattr(torch.optim.AdamW, "step", lambda *_, **__: None)
     stale = replace(sample, turn=replace(sample.turn, reply_versions=(0, 1, 1)))
     other = replace(stale, turn=replace(stale.turn, reply_logprobs=(-30.0, *stale.turn.reply_logprobs[1:])))
-    metrics = trainer.update([stale], parent_version=1)
+    metrics = trainer.update([stale], oldest_version=1)
     before = gradients(trainer)
     trainer.baselines = {}
-    trainer.update([other], parent_version=1)
+    trainer.update([other], oldest_version=1)
     assert metrics["stale_tokens"] == 1
     assert before.abs().max().item() > 0
     assert (gradients(trainer) - before).abs().max().item() == 0.0
@@ -101,7 +101,7 @@ def test_turns_count_equally_however_long(make_trainer: TrainerFactory):
     trainer = make_trainer(objective="binary", kl_weight=0.0, learning_rate=1e-9)
     samples = [a_sample(trainer, reply=(60,), reward=1), a_sample(trainer, reply=tuple(range(60, 79)), reward=-1)]
     # at ratio 1 the loss is minus the mean advantage over turns: -(1 - 1) / 2
-    assert trainer.update(samples, parent_version=0)["policy_gradient"] == pytest.approx(0.0, abs=1e-6)
+    assert trainer.update(samples, oldest_version=0)["policy_gradient"] == pytest.approx(0.0, abs=1e-6)
 
 
 def test_a_token_sampled_by_another_version_is_weighted_by_the_ratio_up_to_the_cap(make_trainer: TrainerFactory):
@@ -109,7 +109,7 @@ def test_a_token_sampled_by_another_version_is_weighted_by_the_ratio_up_to_the_c
     sample = a_sample(trainer, reply=(60,), reward=1)
     likelier = replace(sample, turn=replace(sample.turn, reply_logprobs=(sample.turn.reply_logprobs[0] + 1.0,)))
     # the sampler was e times likelier to say it, so it counts 1 / e: loss -0.3679 instead of -1
-    assert trainer.update([likelier], parent_version=0)["policy_gradient"] == pytest.approx(-0.36788, abs=1e-4)
+    assert trainer.update([likelier], oldest_version=0)["policy_gradient"] == pytest.approx(-0.36788, abs=1e-4)
 
 
 def test_a_second_step_is_measured_against_the_weights_before_the_first(make_trainer: TrainerFactory):
@@ -117,7 +117,7 @@ def test_a_second_step_is_measured_against_the_weights_before_the_first(make_tra
     changes = []
     for trainer in (once, twice):
         sample = a_sample(trainer)
-        trainer.update([sample], parent_version=0)
+        trainer.update([sample], oldest_version=0)
         changes.append(sum(a_sample(trainer).turn.reply_logprobs) - sum(sample.turn.reply_logprobs))
     assert changes[1] < changes[0] < 0
 
@@ -125,7 +125,7 @@ def test_a_second_step_is_measured_against_the_weights_before_the_first(make_tra
 def test_starting_over_gives_the_base_back(make_trainer: TrainerFactory):
     trainer = make_trainer()
     before = a_sample(trainer)
-    trainer.update([before], parent_version=0)
+    trainer.update([before], oldest_version=0)
     assert a_sample(trainer).turn.reply_logprobs != before.turn.reply_logprobs
     trainer.start_over()
     assert a_sample(trainer).turn.reply_logprobs == before.turn.reply_logprobs

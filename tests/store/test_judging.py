@@ -77,3 +77,11 @@ def test_feedback_on_a_trained_turn_is_kept_and_trains_nothing_twice(store: Stor
 def test_feedback_on_an_unknown_turn_says_so(store: Store):
     with pytest.raises(LookupError, match="no turn 99"):
         store.write_now(judging.add_feedback, 99, Feedback(value=Vote.GOOD))
+
+
+def test_what_a_server_that_died_had_claimed_is_free_at_the_next_start(store: Store):
+    turn_id = continued_turn(store)
+    store.write_now(judging.claim_unjudged, limit=8, lease_s=60)
+    assert store.write_now(judging.claim_unjudged, limit=8, lease_s=60) == []
+    store.write_now(judging.release_claims)
+    assert [turn.turn_id for turn in store.write_now(judging.claim_unjudged, limit=8, lease_s=60)] == [turn_id]

@@ -56,11 +56,39 @@ def test_a_rejected_version_never_serves_and_its_turns_say_so(store: Store):
     assert states(store, turn_id) == [(TurnState.LEFT_OUT, SkipReason.VERSION_REJECTED)]
 
 
-def test_failures_in_a_row_end_with_a_success(store: Store):
-    judged_turn(store)
+def fail_once(store: Store, state: str = "failed") -> None:
+    store.write_now(learning.abandon_update, store.write_now(learning.start_update, limit=1), "broke", state=state)
+
+
+def test_a_turn_that_was_in_each_of_the_failed_updates_is_given_up(store: Store):
+    turn_id, other = judged_turn(store), judged_turn(store)
     for _ in range(2):
-        store.write_now(learning.abandon_update, store.write_now(learning.start_update, limit=8), "broke")
-    assert store.read_now(learning.failures_in_a_row) == 2
-    update_id = store.write_now(learning.start_update, limit=8)
-    store.write_now(learning.finish_update, update_id, artifact="versions/000003", metrics={})
-    assert store.read_now(learning.failures_in_a_row) == 0
+        fail_once(store)
+    assert store.write_now(learning.give_up_failing, tries=3) == 0
+    fail_once(store)
+    assert store.write_now(learning.give_up_failing, tries=3) == 1
+    assert states(store, turn_id, other) == [
+        (TurnState.LEFT_OUT, SkipReason.UPDATE_FAILED),
+        (TurnState.JUDGED, None),
+    ]
+    fail_once(store)  # the other turn's first try, though the fourth failure in a row
+    assert store.write_now(learning.give_up_failing, tries=3) == 0
+
+
+def test_an_update_that_was_interrupted_is_no_failure_of_its_turns(store: Store):
+    judged_turn(store)
+    for _ in range(5):
+        fail_once(store, state="interrupted")
+    assert store.write_now(learning.give_up_failing, tries=3) == 0
+
+
+def test_staleness_counts_publishes_and_not_numbers(store: Store):
+    for _ in range(2):  # versions 1 and 2 are never made
+        judged_turn(store)
+        fail_once(store)
+    for version in (3, 4):
+        judged_turn(store)
+        update_id = store.write_now(learning.start_update, limit=8)
+        store.write_now(learning.finish_update, update_id, artifact=f"versions/{version:06d}", metrics={})
+        store.write_now(learning.promote, version, {})
+    assert [store.read_now(learning.ancestor, 4, steps=n) for n in range(4)] == [4, 3, 0, 0]

@@ -14,6 +14,7 @@ from typing import Annotated, Any, ParamSpec
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from nextstate import __version__, config
@@ -45,7 +46,7 @@ def friendly(command: Callable[P, None]) -> Callable[P, None]:
         try:
             command(*args, **kwargs)
         except NextstateError as error:
-            err.print(f"[red]error:[/red] {error}", soft_wrap=True, highlight=False)
+            err.print(f"[red]error:[/red] {escape(str(error))}", soft_wrap=True, highlight=False)
             raise typer.Exit(1) from error
 
     return wrapped
@@ -80,7 +81,7 @@ def serve(
     from nextstate.recipes import personal
 
     try:
-        asyncio.run(personal.run(settings, lambda text: err.print(text, highlight=False, soft_wrap=True)))
+        asyncio.run(personal.run(settings, lambda text: err.print(text, highlight=False, soft_wrap=True, markup=False)))
     except KeyboardInterrupt:
         err.print("stopped")
 
@@ -129,7 +130,7 @@ def turns_list(
         answer = " ".join((row.answer or "").split())
         shown = answer if len(answer) <= 60 else answer[:59] + "…"
         cells = [row.turn_id, row.session, row.kind, row.state, row.reason or "", row.reply_tokens or 0, shown]
-        table.add_row(*map(str, cells))
+        table.add_row(*(escape(str(cell)) for cell in cells))
     out.print(table)
 
 
@@ -151,10 +152,10 @@ def turns_show(turn_id: int, data: Data = _DEFAULT_DATA, as_json: AsJson = False
         print(json.dumps({**shown, "verdicts": [asdict(v) for v in verdicts]}))
         return
     for message in messages:
-        out.print(f"[bold]{message['role']}[/bold]: ", end="")
+        out.print(f"[bold]{escape(message['role'])}[/bold]: ", end="")
         out.print(str(message.get("content") or ""), markup=False, highlight=False, soft_wrap=True)
     for message in row.next_state or []:
-        out.print(f"[bold]next, {message['role']}[/bold]: ", end="")
+        out.print(f"[bold]next, {escape(message['role'])}[/bold]: ", end="")
         out.print(str(message.get("content") or ""), markup=False, highlight=False, soft_wrap=True)
     for verdict in verdicts:
         value = "abstained" if verdict.value is None else verdict.value.name.lower()
@@ -202,7 +203,7 @@ def versions_list(data: Data = _DEFAULT_DATA, as_json: AsJson = False) -> None:
             terms,
             f"{gate['divergence']:.4f}" if "divergence" in gate else "",
             f"{gate['probe_difference']:.1e}" if "probe_difference" in gate else "",
-            gate.get("why", "passed" if gate else ""),
+            escape(gate.get("why", "passed" if gate else "")),
         )
     out.print(table)
 

@@ -17,13 +17,15 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from nextstate.errors import AdapterError
+from nextstate.errors import AdapterError, AdapterMismatch
 
 SLOTS = 3
 """One serves, one takes the candidate, one keeps the version before for comparison."""
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 CONFIG_FILE = "adapter_config.json"
+
+_SETTINGS = {"r": "learn.rank", "lora_alpha": "learn.alpha"}
 
 
 class AdapterSlots:
@@ -48,7 +50,7 @@ class AdapterSlots:
         """Fill a slot with a version, in place of the oldest one that is not in `keep`.
 
         Raises:
-            AdapterError: the files are missing, damaged, or of another shape; the slots are as before.
+            AdapterError: the files are missing or damaged, or (AdapterMismatch) of another shape; nothing was loaded.
         """
         state = read_adapter(artifact, self._config)
         taken = set(self._slots.values())
@@ -60,7 +62,10 @@ class AdapterSlots:
             free = [self._slots.pop(oldest)]
         expected = get_peft_model_state_dict(self.model, adapter_name=free[0])
         if {k: v.shape for k, v in state.items()} != {k: v.shape for k, v in expected.items()}:
-            raise AdapterError(f"the adapter in {artifact} does not fit this model: other layers or other shapes.")
+            raise AdapterMismatch(
+                f"the adapter in {artifact} does not fit: it has other layers or other shapes than the configuration "
+                "asks for. Set learn.targets back, or start with a new data folder: --data DIR."
+            )
         set_peft_model_state_dict(self.model, state, adapter_name=free[0])
         self._slots[version] = free[0]
 
@@ -82,7 +87,7 @@ def read_adapter(artifact: Path, config: LoraConfig) -> dict[str, torch.Tensor]:
     """The tensors of a PEFT adapter folder, after checking them.
 
     Raises:
-        AdapterError: files missing or damaged, another rank or other layers than `config`, numbers not finite.
+        AdapterError: files missing or damaged, numbers not finite, or (AdapterMismatch) another rank than `config`.
     """
     try:
         made_with: dict[str, Any] = json.loads((artifact / CONFIG_FILE).read_text())
@@ -92,11 +97,11 @@ def read_adapter(artifact: Path, config: LoraConfig) -> dict[str, torch.Tensor]:
             f"the adapter in {artifact} cannot be read ({error}); the version before it goes on serving. "
             "Remove the folder, or restore it from a copy."
         ) from error
-    for key in ("r", "lora_alpha"):
+    for key in _SETTINGS:
         if made_with.get(key) != getattr(config, key):
-            raise AdapterError(
+            raise AdapterMismatch(
                 f"the adapter in {artifact} has {key} {made_with.get(key)}, the configuration asks for "
-                f"{getattr(config, key)}. Set it back, or start with a new data folder."
+                f"{getattr(config, key)}. Set it back ({_SETTINGS[key]}), or start with a new data folder: --data DIR."
             )
     if not all(torch.isfinite(tensor).all() for tensor in state.values()):
         raise AdapterError(f"the adapter in {artifact} holds numbers that are not finite; it will not serve.")

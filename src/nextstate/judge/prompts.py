@@ -292,7 +292,7 @@ def label_ids(tokenizer: Any, prompt: LabelPrompt = LABEL) -> TokenIds:
         if len(tokens) != 1:
             raise ModelError(
                 f"The verdict label {label!r} is {len(tokens)} tokens for this model's tokenizer, and scored voting "
-                "needs one. Choose another judge model, or judge by sampling: judge.kind = 'sampled'."
+                "needs one. Let an endpoint judge instead: judge.base_url = 'http://.../v1'."
             )
         ids.append(int(tokens[0]))
     if len(set(ids)) < len(ids):

@@ -76,15 +76,15 @@ async def examine(engine: Engine, version: int, folder: Path, config: GateConfig
     """
     try:
         probe = json.loads((folder / PROBE_FILE).read_text())
+        requests = [
+            ScoreRequest(ids=tuple(ids), start=start)
+            for ids, start in zip(probe["sequences"], probe["starts"], strict=True)
+        ]
         await engine.publish(PolicyRef(version=version), folder)
-    except (OSError, ValueError) as error:
-        return GateResult(passed=False, why=f"its probe cannot be read: {error}", measured={})
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return GateResult(passed=False, why=f"its probe cannot be read: {error!r}", measured={})
     except AdapterError as error:
         return GateResult(passed=False, why=str(error), measured={})
-    requests = [
-        ScoreRequest(ids=tuple(ids), start=start)
-        for ids, start in zip(probe["sequences"], probe["starts"], strict=True)
-    ]
     served = [lp for scores in await engine.score(requests, PolicyRef(version=version)) for lp in scores.logprobs]
     differences = [abs(a - b) for a, b in zip(served, probe["logprobs"], strict=True)]
     bound = config.probe_bound or (1e-3 if exact else 0.5)

@@ -23,13 +23,13 @@ from nextstate.learn.gate import measure_probe
 from nextstate.learn.trainer import Trainer
 from nextstate.store import learning, turns
 from nextstate.store.store import Store, claim_folder, note
-from nextstate.types import SkipReason
 
 log = logging.getLogger(__name__)
 
 POLL_S = 0.2
 _FAILURES_IN_A_ROW = 3
-"""After so many, an update's turns are left out: they would stop all learning."""
+"""A turn that was in so many failed updates, with none that succeeded among them, is left out: it would stop all
+learning."""
 
 
 def learn_loop(store: Store, trainer: Trainer, config: Config, *, parent_pid: int) -> None:
@@ -72,7 +72,7 @@ def run_update(store: Store, trainer: Trainer, config: Config, update_id: int) -
     """Train one update that `start_update` has taken. Returns the version it made, or None."""
     try:
         update = store.read_now(learning.load_update, update_id)
-        oldest = update.parent_version - config.learn.lag_versions
+        oldest = store.read_now(learning.ancestor, update.parent_version, steps=config.learn.lag_versions)
         limit = min(config.learn.max_turn_tokens, trainer.loaded.context_tokens)
         samples = []
         for sample in update.samples:
@@ -82,9 +82,9 @@ def run_update(store: Store, trainer: Trainer, config: Config, update_id: int) -
             else:
                 samples.append(sample)
         if not samples:
-            store.write_now(learning.abandon_update, update_id, "no turn of it could be trained")
+            store.write_now(learning.abandon_update, update_id, "no turn of it could be trained", state="empty")
             return None
-        metrics = trainer.update(samples, parent_version=update.parent_version)
+        metrics = trainer.update(samples, oldest_version=oldest)
         probe = measure_probe(trainer)
         metrics["divergence"] = probe["divergence"]
         folder = checkpoint.save(trainer, config.versions_dir, update.version, probe=probe, metrics=metrics)
@@ -108,17 +108,22 @@ def recover(store: Store, config: Config) -> None:
             metrics = json.loads((folder / "trainer.json").read_text())["metrics"]
             artifact = str(folder.relative_to(config.data))
             store.write_now(learning.finish_update, row.update_id, artifact=artifact, metrics=metrics)
+        elif store.read_now(learning.server_started_since, row.started_at):
+            why = "the server stopped in the middle of it"
+            store.write_now(learning.abandon_update, row.update_id, why, state="interrupted")
         else:
+            # The trainer alone ended: perhaps somebody killed it, perhaps the update takes more memory than there is.
             store.write_now(learning.abandon_update, row.update_id, "the trainer stopped in the middle of it")
             give_up_repeated_failures(store)
 
 
 def give_up_repeated_failures(store: Store) -> None:
-    """Leave out the turns of an update that fails again and again."""
-    failed = store.read_now(learning.failures_in_a_row)
-    if failed >= _FAILURES_IN_A_ROW:
-        left = store.write_now(learning.leave_out_next, SkipReason.UPDATE_FAILED, failed)
-        log.error("%d updates failed in a row; %d turns were left out", failed, left)
+    """Leave out the turns with which every update fails."""
+    left = store.write_now(learning.give_up_failing, tries=_FAILURES_IN_A_ROW)
+    if left:
+        log.error(
+            "%d turns were in each of %d updates that failed in a row, and are left out", left, _FAILURES_IN_A_ROW
+        )
 
 
 def main() -> None:

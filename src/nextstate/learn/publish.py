@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 
 from nextstate.config import GateConfig
 from nextstate.engines.local import LocalEngine
-from nextstate.errors import AdapterError
+from nextstate.errors import AdapterError, AdapterMismatch
 from nextstate.learn.gate import examine
 from nextstate.store import learning
 from nextstate.store.store import AnyRow, Store
@@ -43,13 +43,19 @@ async def publish_loop(store: Store, engine: LocalEngine, data: Path, gate: Gate
 
 
 async def serve_newest(store: Store, engine: LocalEngine, data: Path) -> int:
-    """At start: load the version that served last, or, where it is damaged, the newest one before it that is whole."""
+    """At start: load the version that served last, or, where it is damaged, the newest one before it that is whole.
+
+    Raises:
+        AdapterMismatch: it is whole, and the configuration asks for another shape. Nothing was changed.
+    """
     while True:
         row = await store.read(_serving_row)
         if row.version == 0:
             return 0
         try:
             await engine.publish(PolicyRef(version=row.version), data / row.artifact)
+        except AdapterMismatch:
+            raise
         except AdapterError as error:
             fallback = await store.write(_fall_back, row.version, str(error))
             log.error("version %d cannot serve: %s Version %d serves instead.", row.version, error, fallback)

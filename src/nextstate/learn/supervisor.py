@@ -8,6 +8,7 @@ import os
 import sys
 
 from nextstate.config import Config
+from nextstate.store import learning
 from nextstate.store.store import Store, note
 
 log = logging.getLogger(__name__)
@@ -18,7 +19,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S, _HEALTHY_S = 1.0, 60.0, 60.0
 async def keep_trainer_running(store: Store, config: Config) -> None:
     """Start the trainer, and start it again whenever it ends.
 
-    reads    nothing; the trainer reads the store itself
+    reads    how many updates are done: a trainer that finished one was healthy; it reads its work from the store itself
     writes   an event for each end
     waits    for the process; after quick ends longer and longer, up to a minute
     crash    the trainer notices that its server is gone and ends too
@@ -28,7 +29,7 @@ async def keep_trainer_running(store: Store, config: Config) -> None:
     pause = _FIRST_PAUSE_S
     loop = asyncio.get_running_loop()
     while True:
-        started = loop.time()
+        started, done = loop.time(), await store.read(learning.done_updates)
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "nextstate.learn.process", options, str(os.getpid()), stdin=asyncio.subprocess.DEVNULL
         )
@@ -38,7 +39,8 @@ async def keep_trainer_running(store: Store, config: Config) -> None:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
-        pause = _FIRST_PAUSE_S if loop.time() - started > _HEALTHY_S else min(2 * pause, _LONGEST_PAUSE_S)
+        healthy = loop.time() - started > _HEALTHY_S or await store.read(learning.done_updates) > done
+        pause = _FIRST_PAUSE_S if healthy else min(2 * pause, _LONGEST_PAUSE_S)
         await store.write(note, "trainer_ended", status=status)
         log.warning("the trainer ended with status %s; it starts again in %.0f s, serving goes on", status, pause)
         await asyncio.sleep(pause)

@@ -78,8 +78,11 @@ class Trainer:
         self.optimizer.state.clear()
         self.baselines = {}
 
-    def update(self, samples: Sequence[Sample], *, parent_version: int) -> dict[str, Any]:
+    def update(self, samples: Sequence[Sample], *, oldest_version: int) -> dict[str, Any]:
         """Train on samples, in place. Gives the loss terms and counts, for people and reports.
+
+        Args:
+            oldest_version: tokens of versions before it are too stale to learn from.
 
         Raises:
             FloatingPointError: loss or gradient is not finite; the weights are as before.
@@ -91,7 +94,7 @@ class Trainer:
                 sample,
                 advantage,
                 self.loaded.tokenizer,
-                oldest_version=parent_version - self.config.lag_versions,
+                oldest_version=oldest_version,
                 max_tokens=min(self.config.max_turn_tokens, self.loaded.context_tokens),
             )
             for sample, advantage in zip(samples, advantages(rewards, self.baselines), strict=True)

@@ -15,6 +15,7 @@ import argparse
 import asyncio
 import math
 import shutil
+import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -71,6 +72,10 @@ async def demo(*, seed: int, folder: Path, console: Console) -> LearningReport:
         NextstateError: the server could not start.
     """
     started = time.monotonic()
+    task = asyncio.current_task()
+    assert task is not None
+    # A demo that is told to stop takes its server along.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     data = folder / "data"
     shutil.rmtree(data, ignore_errors=True)
     async with _server(data, folder / "server.log", console) as url:
@@ -333,6 +338,9 @@ def main() -> None:
     console = Console()
     try:
         report = asyncio.run(demo(seed=options.seed, folder=options.folder, console=console))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        console.print("stopped")
+        sys.exit(130)
     except (NextstateError, openai.OpenAIError) as error:
         console.print(f"[red]error:[/red] {error}", highlight=False, soft_wrap=True)
         sys.exit(1)

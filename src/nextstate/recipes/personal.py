@@ -30,8 +30,8 @@ from nextstate.learn.supervisor import keep_trainer_running
 from nextstate.serve.app import create_app
 from nextstate.serve.auth import check_bind
 from nextstate.serve.run import bind, serve_http
-from nextstate.store import turns
-from nextstate.store.store import Store, bind_to_model, claim_folder, note
+from nextstate.store import judging, turns
+from nextstate.store.store import Store, bind_to_model, check_free, claim_folder, note
 
 log = logging.getLogger(__name__)
 
@@ -46,29 +46,31 @@ async def run(config: Config, say: Callable[[str], None]) -> None:
         NextstateError: something of that is wrong; nothing has been changed.
     """
     check_bind(config.serve)
-    listener = bind(config.serve.host, config.serve.port)
-    lock = claim_folder(config.data, "server")
-    try:
-        await _run(config, listener, say)
-    finally:
-        listener.close()
-        lock.close()
+    with bind(config.serve.host, config.serve.port) as listener:
+        check_free(config.data, "server")
+        resolve(config.model, say)
+        say(f"loading {config.model}")
+        loaded = load(config.model, dtype=config.engine.dtype, device=config.engine.device)
+        # Only now, so that a model which cannot be had leaves no folder behind.
+        with claim_folder(config.data, "server"):
+            store = Store.open(config.database_url)
+            try:
+                await _run(config, loaded, store, listener, say)
+            finally:
+                store.close()
 
 
-async def _run(config: Config, listener: socket.socket, say: Callable[[str], None]) -> None:
-    resolve(config.model, say)
-    say(f"loading {config.model}")
-    loaded = load(config.model, dtype=config.engine.dtype, device=config.engine.device)
-    store = Store.open(config.database_url)
+async def _run(
+    config: Config, loaded: LoadedModel, store: Store, listener: socket.socket, say: Callable[[str], None]
+) -> None:
     await store.write(bind_to_model, loaded.name, loaded.fingerprint)
-    interrupted = await store.write(turns.close_interrupted)
-    await store.write(note, "server_started", model=loaded.name, interrupted_turns=interrupted)
-
     engine = make_engine(loaded, config)
     version = await serve_newest(store, engine, config.data)
+    interrupted = await store.write(turns.close_interrupted)
+    await store.write(judging.release_claims)
+    await store.write(note, "server_started", model=loaded.name, interrupted_turns=interrupted)
     engine.start()
     try:
-        judge = await make_judge(engine, loaded, config)
         wake_judge = asyncio.Event()
         app = create_app(
             store=store,
@@ -80,6 +82,7 @@ async def _run(config: Config, listener: socket.socket, say: Callable[[str], Non
         )
         loops: list[Coroutine[Any, Any, None]] = [serve_http(app, listener), end_idle_sessions(store, config)]
         if config.learn.enabled:
+            judge = await make_judge(engine, loaded, config)
             exact = next(loaded.model.parameters()).dtype == torch.float32
             loops += [
                 judge_loop(store, judge, config.judge, wake_judge),
@@ -93,7 +96,6 @@ async def _run(config: Config, listener: socket.socket, say: Callable[[str], Non
     finally:
         engine.stop()
         await store.write(note, "server_stopped")
-        store.close()
 
 
 async def first_to_end(loops: list[Coroutine[Any, Any, None]]) -> None:
@@ -136,8 +138,7 @@ async def make_judge(engine: LocalEngine, loaded: LoadedModel, config: Config) -
             )
         )
     scored = ScoredJudge(engine, loaded.tokenizer, model=loaded.name)
-    if config.learn.enabled:
-        await scored.calibrate()
+    await scored.calibrate()
     return EvidenceFirst(scored)
 
 

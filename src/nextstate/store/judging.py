@@ -46,6 +46,12 @@ def claim_unjudged(db: Connection, *, limit: int, lease_s: float) -> list[TurnTo
     return claimed
 
 
+def release_claims(db: Connection) -> None:
+    """At start: what a server that died had claimed need not wait until its lease runs out."""
+    claimed = update(turns).where(turns.c.state == TurnState.CONTINUED, turns.c.lease_until.is_not(None))
+    db.execute(claimed.values(lease_until=None))
+
+
 def _newest_feedback(db: Connection, turn_id: int) -> Feedback | None:
     newest = select(feedback.c.value, feedback.c.words).where(feedback.c.turn_id == turn_id)
     row = db.execute(newest.order_by(feedback.c.feedback_id.desc()).limit(1)).first()

@@ -13,7 +13,7 @@ from typing import Any
 
 from sqlalchemy import Connection, func, insert, select, update
 
-from nextstate.store.schema import policy_versions, samples, turns, updates
+from nextstate.store.schema import events, policy_versions, samples, turns, updates
 from nextstate.store.store import AnyRow, note
 from nextstate.store.turns import leave_out, load_messages, load_turn
 from nextstate.types import SkipReason, Turn, TurnState, VersionState
@@ -103,20 +103,35 @@ def finish_update(db: Connection, update_id: int, *, artifact: str, metrics: Map
     db.execute(made)
 
 
-def abandon_update(db: Connection, update_id: int, error: str) -> None:
-    """Nothing came of an update: its turns wait for the next one."""
-    failed = update(updates).where(updates.c.update_id == update_id, updates.c.state == "running")
-    db.execute(failed.values(state="failed", finished_at=time.time(), error=error))
+def abandon_update(db: Connection, update_id: int, error: str, *, state: str = "failed") -> None:
+    """Nothing came of an update: its turns wait for the next one.
+
+    Args:
+        state: 'failed'; 'interrupted' when it was stopped from outside, which says nothing about its turns; 'empty'
+            when none of them could be trained.
+    """
+    over = update(updates).where(updates.c.update_id == update_id, updates.c.state == "running")
+    db.execute(over.values(state=state, finished_at=time.time(), error=error))
     ids = list(db.execute(select(turns.c.turn_id).where(turns.c.update_id == update_id)).scalars())
     db.execute(update(updates).where(updates.c.update_id == update_id).values(turn_ids=ids))
     back = update(turns).where(turns.c.update_id == update_id, turns.c.state == TurnState.TRAINING)
     db.execute(back.values(state=TurnState.JUDGED, update_id=None))
-    note(db, "update_failed", update_id=update_id, error=error)
+    note(db, f"update_{state}", update_id=update_id, error=error)
 
 
 def running_updates(db: Connection) -> list[AnyRow]:
     """Updates that a trainer began and did not end."""
     return list(db.execute(select(updates).where(updates.c.state == "running").order_by(updates.c.update_id)))
+
+
+def server_started_since(db: Connection, at: float) -> bool:
+    """Whether a server has started after that moment: what ran then was stopped with the server before."""
+    starts = select(events.c.event_id).where(events.c.kind == "server_started", events.c.at > at)
+    return db.execute(starts.limit(1)).first() is not None
+
+
+def done_updates(db: Connection) -> int:
+    return int(db.execute(select(func.count()).where(updates.c.state == "done")).scalar_one())
 
 
 def serving_version(db: Connection) -> int:
@@ -128,6 +143,21 @@ def candidate(db: Connection) -> AnyRow | None:
     """The version that waits for the gate, if any."""
     query = select(policy_versions).where(policy_versions.c.state == VersionState.CANDIDATE)
     return db.execute(query.order_by(policy_versions.c.version).limit(1)).first()
+
+
+def ancestor(db: Connection, version: int, *, steps: int) -> int:
+    """The version that served `steps` publishes before; the base where there are not so many.
+
+    Numbers do not say that: updates that came to nothing and versions that were rejected have numbers too.
+    """
+    for _ in range(steps):
+        parent = db.execute(
+            select(policy_versions.c.parent_version).where(policy_versions.c.version == version)
+        ).scalar()
+        if parent is None:
+            break
+        version = parent
+    return version
 
 
 def version_row(db: Connection, version: int) -> AnyRow:
@@ -162,24 +192,18 @@ def list_versions(db: Connection) -> list[AnyRow]:
     return list(db.execute(query.order_by(policy_versions.c.version)))
 
 
-def failures_in_a_row(db: Connection) -> int:
-    """How many of the newest updates failed, without one that succeeded among them."""
-    states = db.execute(
-        select(updates.c.state).where(updates.c.state != "running").order_by(updates.c.update_id.desc()).limit(100)
-    ).scalars()
-    count = 0
-    for state in states:
-        if state != "failed":
-            break
-        count += 1
-    return count
+def give_up_failing(db: Connection, *, tries: int) -> int:
+    """Leave out the turns that were in each of the newest `tries` updates, when all of those failed. Returns how many.
 
-
-def leave_out_next(db: Connection, reason: SkipReason, failures: int) -> int:
-    """Leave out the turns that the newest failed update gave back. Returns how many."""
-    newest = select(updates.c.turn_ids).where(updates.c.state == "failed").order_by(updates.c.update_id.desc())
-    ids = db.execute(newest.limit(1)).scalar() or []
-    waiting = select(turns.c.turn_id).where(turns.c.turn_id.in_(ids), turns.c.state == TurnState.JUDGED)
+    A turn that has not been tried that often is kept: a full disk fails every update, whatever is in it.
+    """
+    ended = select(updates.c.state, updates.c.turn_ids).where(updates.c.state.in_(("done", "failed")))
+    newest = db.execute(ended.order_by(updates.c.update_id.desc()).limit(tries)).all()
+    if len(newest) < tries or any(row.state == "done" for row in newest):
+        return 0
+    always = set.intersection(*(set(row.turn_ids or ()) for row in newest))
+    waiting = select(turns.c.turn_id).where(turns.c.turn_id.in_(always), turns.c.state == TurnState.JUDGED)
     left = list(db.execute(waiting).scalars())
-    leave_out(db, left, reason, f"{failures} updates in a row failed; this turn was in the last one.")
+    why = f"{tries} updates in a row failed, and this turn was in each of them."
+    leave_out(db, left, SkipReason.UPDATE_FAILED, why)
     return len(left)

@@ -152,12 +152,12 @@ updates = Table(
     Column("update_id", Integer, primary_key=True),
     Column("parent_version", Integer, nullable=False),
     Column("version", Integer, nullable=False, comment="the version it makes"),
-    Column("state", Text, nullable=False, comment="running, done or failed"),
+    Column("state", Text, nullable=False, comment="running, done, failed, interrupted or empty; see abandon_update"),
     Column("started_at", Float, nullable=False),
     Column("finished_at", Float),
     Column("metrics", JSON, comment="loss terms, token counts, divergence, seconds"),
     Column("error", Text),
-    Column("turn_ids", JSON, comment="the turns that a failed update gave back"),
+    Column("turn_ids", JSON, comment="the turns that an update without a version had taken"),
 )
 
 policy_versions = Table(

@@ -18,8 +18,11 @@ from typing import IO, Any, Concatenate, ParamSpec, TypeVar
 
 from alembic import command
 from alembic.config import Config as AlembicConfig
+from alembic.util import CommandError
 from sqlalchemy import Connection, Row, create_engine, event, insert, select
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import DatabaseError
 
 from nextstate.errors import ConfigError
 from nextstate.store import schema
@@ -44,9 +47,25 @@ class Store:
 
     @classmethod
     def open(cls, url: str) -> Store:
-        """Open a database and bring its schema up to date."""
+        """Open a database and bring its schema up to date.
+
+        Raises:
+            ConfigError: it cannot be opened, is no database, or comes from a newer nextstate. Nothing was changed.
+        """
         store = cls(url)
-        with store._engine.connect().execution_options(**_IMMEDIATE) as db, db.begin():
+        try:
+            store._migrate()
+        except (DatabaseError, CommandError) as error:
+            store.close()
+            why = error.orig if isinstance(error, DatabaseError) else error
+            raise ConfigError(
+                f"the database {make_url(url).database} cannot be used: {why}. Nothing was changed. Use the version of "
+                "nextstate that wrote it, restore it from a copy, or choose another folder: --data DIR."
+            ) from error
+        return store
+
+    def _migrate(self) -> None:
+        with self._engine.connect().execution_options(**_IMMEDIATE) as db, db.begin():
             migrations = AlembicConfig()
             migrations.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
             migrations.attributes["connection"] = db
@@ -55,7 +74,6 @@ class Store:
                 now = time.time()
                 base = {"version": 0, "state": VersionState.SERVING, "created_at": now, "served_at": now}
                 db.execute(insert(schema.policy_versions).values(base))
-        return store
 
     def write_now(self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `work` in one transaction, committed when it returns and undone when it raises."""
@@ -107,17 +125,37 @@ def claim_folder(folder: Path, role: str) -> IO[str]:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        lock.seek(0)
-        holder = lock.read().strip() or "unknown"
         lock.close()
-        raise ConfigError(
-            f"data folder {folder} is already in use by process {holder} ({role}). Nothing was started. "
-            "Stop that process, or choose another folder: --data DIR."
-        ) from error
+        raise _in_use(folder, role) from error
     lock.truncate(0)
     lock.write(str(os.getpid()))
     lock.flush()
     return lock
+
+
+def check_free(folder: Path, role: str) -> None:
+    """Look whether another process has a folder, without making or changing anything.
+
+    Raises:
+        ConfigError: one has.
+    """
+    try:
+        lock = (folder / f"{role}.lock").open()
+    except OSError:
+        return  # whether it can be used shows when it is claimed
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError as error:
+            raise _in_use(folder, role) from error
+
+
+def _in_use(folder: Path, role: str) -> ConfigError:
+    holder = (folder / f"{role}.lock").read_text().strip() or "unknown"
+    return ConfigError(
+        f"data folder {folder} is already in use by process {holder} ({role}). Nothing was started. "
+        "Stop that process, or choose another folder: --data DIR."
+    )
 
 
 def bind_to_model(db: Connection, name: str, fingerprint: str) -> None:
