@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 from collections.abc import Sequence
@@ -45,6 +46,16 @@ def pss_mb(pid: int) -> float | None:
     return _kilobytes(Path(f"/proc/{pid}/smaps_rollup"), "Pss:")
 
 
+def cpu_s(pid: int) -> float:
+    """Processor seconds that all threads of a process have used so far; NaN where /proc does not say."""
+    try:
+        # Behind the name in parentheses, which may hold anything; fields 14 and 15 of the whole line.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return math.nan
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def _kilobytes(file: Path, field: str) -> float | None:
     try:
         line = next(line for line in file.read_text().splitlines() if line.startswith(field))
@@ -66,7 +77,7 @@ def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> N
 def _cell(value: Any) -> str:
     if value is None:
         return "-"
-    if isinstance(value, float):
+    if isinstance(value, float) and math.isfinite(value):
         return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
     return str(value)
 

@@ -142,8 +142,9 @@ async def test_a_server_killed_in_mid_answer_ten_times_loses_nothing(served: Ser
         for n in range(KILLS):
             if n % 3 == 0:  # let it learn now and then
                 await one_more_update(served.store)
-            await until(lambda: generating(served.store), "answers are on their way")
-            await asyncio.sleep(chance.uniform(0, 0.5))
+            await asyncio.sleep(chance.uniform(0, 1))
+            await until(lambda: generating(served.store), "answers are on their way", poll_s=0.005)
+            await asyncio.sleep(chance.uniform(0, 0.03))
             await served.kill()
             broken = generating(served.store)
             hits += bool(broken)
@@ -176,7 +177,7 @@ async def test_server_and_trainer_killed_together_ten_times_lose_nothing(served:
     await settled_and_whole(served, people)
     print(f"of {KILLS} kills hit: {dict(hits)}")
     assert hits["update"] >= HITS, "too few kills hit an update"
-    assert hits["answer"] >= HITS / 2, "too few kills hit an answer"
+    assert hits["answer"] >= 2, "too few kills hit an answer as well"
 
 
 async def test_a_trainer_whose_server_was_killed_ends_by_itself(tmp_path: Path, tiny_model_path: Path):
