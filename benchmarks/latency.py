@@ -1,7 +1,7 @@
 """What a streaming client notices of learning: `python -m benchmarks.latency`.
 
-A `nextstate serve` process learns as it does in production: default settings, the local judge, the trainer in its own
-process. One client after another streams an answer of up to 64 tokens through the official client. Meanwhile, in turn:
+A `nextstate serve` process learns as it does in production: default settings (but for one that keeps single turns from
+starting an update), the local judge, the trainer in its own process. One client after another streams an answer of up to 64 tokens through the official client. Meanwhile, in turn:
 
     idle        nothing but the stream
     judge       the local judge votes on a turn, with the base weights, in the engine that serves the stream
@@ -119,7 +119,12 @@ def _spread(values: Sequence[float]) -> dict[str, float | int | None]:
 
 async def measure(model: str, rounds: int, limit_s: float) -> dict[str, Any]:
     load_at_start = machine.load_average()
-    with tempfile.TemporaryDirectory() as scratch, serving(Path(scratch), "--model", model) as served:
+    # Else the turn that the judge gave a verdict on would start an update of its own, a minute later.
+    settings = {"NEXTSTATE_LEARN__MAX_WAIT_S": "3600"}
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        serving(Path(scratch), "--model", model, settings=settings) as served,
+    ):
         store = Store.open(Config(data=served.data).database_url)
         client = openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none", timeout=600)
         await _until(store, _trainer_started, 120)

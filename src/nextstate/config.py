@@ -122,6 +122,11 @@ class LearnConfig(_Section):
     """CPU threads of the trainer; 0: the cores that the engine leaves."""
     seed: int = 0
 
+    @property
+    def max_update_turns(self) -> int:
+        """Most turns in one update: where turns have piled up, larger updates keep them from going stale."""
+        return 4 * self.batch_turns
+
     @model_validator(mode="after")
     def check(self) -> Self:
         if self.clip_low >= 1:

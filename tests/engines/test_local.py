@@ -196,6 +196,20 @@ async def test_old_versions_make_room_but_never_the_one_that_serves(own_engine: 
     assert own_engine.versions == [0, 1, 4, 5]
 
 
+async def test_while_every_slot_is_in_use_a_new_version_has_to_wait(own_engine: LocalEngine, artifacts: list[Path]):
+    for version in (1, 2, 3):
+        await own_engine.publish(PolicyRef(version=version), artifacts[version - 1])
+    endless = [own_engine.generate(PROMPT, Sampling(max_tokens=400, seed=v), PolicyRef(version=v)) for v in (1, 2, 3)]
+    own_engine._step = lambda _: None  # nobody finishes
+    waiting = [asyncio.create_task(anext(stream)) for stream in endless]
+    await asyncio.sleep(0)
+    with pytest.raises(EngineFault, match="in use"):
+        await own_engine.publish(PolicyRef(version=4), artifacts[3])
+    assert own_engine.versions == [0, 1, 2, 3]
+    for task in waiting:
+        task.cancel()
+
+
 async def test_a_damaged_adapter_leaves_everything_as_it_was(
     own_engine: LocalEngine, artifacts: list[Path], tmp_path: Path
 ):

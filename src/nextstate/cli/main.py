@@ -120,6 +120,11 @@ def turns_list(
 ) -> None:
     """The newest turns."""
     from nextstate.store import status as queries
+    from nextstate.types import SkipReason, TurnState
+
+    for given, known in ((state, TurnState), (reason, SkipReason)):
+        if given is not None and given not in set(known):
+            raise ConfigError(f"'{given}' is not one of: {', '.join(known)}.")
 
     rows = _store(data).read_now(queries.list_turns, limit=limit, state=state, reason=reason, before=before)
     if as_json:

@@ -17,7 +17,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from nextstate.errors import AdapterError, AdapterMismatch
+from nextstate.errors import AdapterError, AdapterMismatch, EngineFault
 
 SLOTS = 3
 """One serves, one takes the candidate, one keeps the version before for comparison."""
@@ -51,6 +51,7 @@ class AdapterSlots:
 
         Raises:
             AdapterError: the files are missing or damaged, or (AdapterMismatch) of another shape; nothing was loaded.
+            EngineFault: every slot is in use just now.
         """
         state = read_adapter(artifact, self._config)
         taken = set(self._slots.values())
@@ -58,7 +59,7 @@ class AdapterSlots:
         if not free:
             oldest = min((v for v in self._slots if v not in set(keep)), default=None)
             if oldest is None:
-                raise AdapterError(f"version {version} was not loaded: all {SLOTS} adapter slots are in use.")
+                raise EngineFault(f"version {version} was not loaded: all {SLOTS} adapter slots are in use.")
             free = [self._slots.pop(oldest)]
         expected = get_peft_model_state_dict(self.model, adapter_name=free[0])
         if {k: v.shape for k, v in state.items()} != {k: v.shape for k, v in expected.items()}:

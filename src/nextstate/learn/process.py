@@ -27,6 +27,8 @@ from nextstate.store.store import Store, claim_folder, note
 log = logging.getLogger(__name__)
 
 POLL_S = 0.2
+_PAUSE_AFTER_FAILURE_S = 5.0
+"""A full disk fails every update, and is not emptied in a moment."""
 _FAILURES_IN_A_ROW = 3
 """A turn that was in so many failed updates, with none that succeeded among them, is left out: it would stop all
 learning."""
@@ -54,9 +56,11 @@ def learn_loop(store: Store, trainer: Trainer, config: Config, *, parent_pid: in
             load_version(store, trainer, config, serving)
         # Until the update is a candidate, nobody knows what the weights in memory are.
         loaded_version = -1
-        update_id = store.write_now(learning.start_update, limit=config.learn.batch_turns)
+        update_id = store.write_now(learning.start_update, limit=config.learn.max_update_turns)
         version = run_update(store, trainer, config, update_id)
-        if version is not None:
+        if version is None:
+            time.sleep(_PAUSE_AFTER_FAILURE_S)
+        else:
             loaded_version = version
 
 

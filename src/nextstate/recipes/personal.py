@@ -82,11 +82,13 @@ async def _run(
         )
         loops: list[Coroutine[Any, Any, None]] = [serve_http(app, listener), end_idle_sessions(store, config)]
         if config.learn.enabled:
-            judge = await make_judge(engine, loaded, config)
+            judge = make_judge(engine, loaded, config)
             exact = next(loaded.model.parameters()).dtype == torch.float32
             loops += [
-                judge_loop(store, judge, config.judge, wake_judge),
-                publish_loop(store, engine, config.data, config.gate, exact=exact),
+                keep_going(store, "judge", lambda: judge_loop(store, judge, config.judge, wake_judge)),
+                keep_going(
+                    store, "publish", lambda: publish_loop(store, engine, config.data, config.gate, exact=exact)
+                ),
                 keep_trainer_running(store, config),
             ]
         host, port = listener.getsockname()[:2]
@@ -111,6 +113,22 @@ async def first_to_end(loops: list[Coroutine[Any, Any, None]]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+async def keep_going(store: Store, name: str, loop: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run a learning loop again whenever it fails: serving does not end with it.
+
+    reads    nothing itself
+    writes   an event for each failure
+    waits    a second after each
+    """
+    while True:
+        try:
+            await loop()
+        except Exception as error:  # an event with the reason is written, and the loop starts afresh from the store
+            log.exception("the %s loop failed; it starts again, serving goes on", name)
+            await store.write(note, "loop_failed", loop=name, error=repr(error))
+        await asyncio.sleep(1.0)
+
+
 def make_engine(loaded: LoadedModel, config: Config) -> LocalEngine:
     """The local engine with slots for the adapters to come."""
     engine = LocalEngine(
@@ -123,7 +141,7 @@ def make_engine(loaded: LoadedModel, config: Config) -> LocalEngine:
     return engine
 
 
-async def make_judge(engine: LocalEngine, loaded: LoadedModel, config: Config) -> Judge:
+def make_judge(engine: LocalEngine, loaded: LoadedModel, config: Config) -> Judge:
     """Facts first, then votes: of an endpoint where one is configured, else of the local base weights."""
     if config.judge.base_url is not None:
         key = config.judge.api_key
@@ -137,9 +155,7 @@ async def make_judge(engine: LocalEngine, loaded: LoadedModel, config: Config) -
                 max_concurrency=config.judge.concurrency,
             )
         )
-    scored = ScoredJudge(engine, loaded.tokenizer, model=loaded.name)
-    await scored.calibrate()
-    return EvidenceFirst(scored)
+    return EvidenceFirst(ScoredJudge(engine, loaded.tokenizer, model=loaded.name))
 
 
 async def end_idle_sessions(store: Store, config: Config) -> None:
