@@ -1,7 +1,8 @@
 """What a streaming client notices of learning: `python -m benchmarks.latency`.
 
 A `nextstate serve` process learns as it does in production: default settings (but for one that keeps single turns from
-starting an update), the local judge, the trainer in its own process. One client after another streams an answer of up to 64 tokens through the official client. Meanwhile, in turn:
+starting an update), the local judge, the trainer in its own process. One client after another streams an answer of up
+to 64 tokens through the official client. Meanwhile, in turn:
 
     idle        nothing but the stream
     judge       the local judge votes on a turn, with the base weights, in the engine that serves the stream
