@@ -125,7 +125,7 @@ class LearnConfig(_Section):
     @property
     def max_update_turns(self) -> int:
         """Most turns in one update: where turns have piled up, larger updates keep them from going stale."""
-        return 4 * self.batch_turns
+        return 2 * self.batch_turns
 
     @model_validator(mode="after")
     def check(self) -> Self:

@@ -27,6 +27,8 @@ from nextstate.store.store import Store, claim_folder, note
 log = logging.getLogger(__name__)
 
 POLL_S = 0.2
+_NICENESS = 2
+"""Serving comes first, but a trainer at 10 got a tenth of a busy machine, and an update took minutes."""
 _PAUSE_AFTER_FAILURE_S = 5.0
 """A full disk fails every update, and is not emptied in a moment."""
 _FAILURES_IN_A_ROW = 3
@@ -135,8 +137,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s trainer %(levelname)s %(message)s")
     logging.getLogger("alembic").setLevel(logging.WARNING)
     config = configuration.Config.model_validate(options)
-    # Serving comes first: the operating system gives the trainer what the engine leaves.
-    os.nice(10)
+    os.nice(_NICENESS)
     import torch
 
     from nextstate.engines.model import load
