@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import math
+import random
 import shutil
 import signal
 import sys
@@ -49,8 +50,10 @@ USERS = 6
 """Simulated users who talk at the same time, each with an own seed."""
 UPDATES = 8
 """The conversation ends after so many versions have served..."""
-TALK_S = 300.0
+TALK_S = 270.0
 """...or after so many seconds."""
+QUESTIONS = 48
+"""Asked of both versions at the end."""
 MAX_TOKENS = 160
 TEMPERATURE = 0.7
 CONFIG = Path(__file__).with_name("demo.toml")
@@ -78,22 +81,21 @@ async def demo(*, seed: int, folder: Path, console: Console) -> LearningReport:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     data = folder / "data"
     shutil.rmtree(data, ignore_errors=True)
-    async with _server(data, folder / "server.log", console) as url:
-        client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=600)
-        settings = configuration.load(CONFIG, data=data)
-        store = Store.open(settings.database_url)
+    settings = configuration.load(CONFIG, data=data)
+    async with _server(data, folder / "server.log", console) as (client, store):
         log = await _converse(client, store, seed, console)
-        talked = time.monotonic()
+    talked = time.monotonic()
+    # A new server on the same data: what was learned survives a restart, and nothing trains while we measure.
+    async with _server(data, folder / "measuring.log", console, "--no-learn") as (client, store):
         newest = await store.read(learning.serving_version)
-        console.print(f"measuring version 0 and version {newest} on {len(held_out_questions())} questions never asked")
-        questions = held_out_questions()
+        questions = random.Random(seed).sample(held_out_questions(), k=QUESTIONS)
+        console.print(f"measuring version 0 and version {newest} on {len(questions)} questions never asked before")
         texts = [q.text for q in questions]
         options: dict[str, Any] = {"max_tokens": MAX_TOKENS, "temperature": TEMPERATURE, "seed": seed}
-        before, after = await asyncio.gather(
-            ask(client, texts, model="policy@0", concurrency=8, **options),
-            ask(client, texts, model=f"policy@{newest}", concurrency=8, **options),
-        )
-        await client.close()
+        # One version after the other: the engine packs the streams of one version into one step.
+        before = await ask(client, texts, model="policy@0", concurrency=16, **options)
+        after = await ask(client, texts, model=f"policy@{newest}", concurrency=16, **options)
+    store = Store.open(settings.database_url)
     made = await _report(store, settings, seed, newest, questions, before, after, log)
     made.timings["whole_demo"] = time.monotonic() - started
     made.timings["conversation"] = talked - started
@@ -102,10 +104,22 @@ async def demo(*, seed: int, folder: Path, console: Console) -> LearningReport:
 
 
 @asynccontextmanager
-async def _server(data: Path, log: Path, console: Console) -> AsyncIterator[str]:
-    """`nextstate serve` in a process of its own; its address. Its output goes to a file."""
-    data.mkdir(parents=True)
-    command = [sys.executable, "-m", "nextstate.cli.main", "serve", "--config", str(CONFIG), "--data", str(data)]
+async def _server(
+    data: Path, log: Path, console: Console, *options: str
+) -> AsyncIterator[tuple[openai.AsyncOpenAI, Store]]:
+    """`nextstate serve` in a process of its own, a client for it, and its store to look into. It logs to a file."""
+    data.mkdir(parents=True, exist_ok=True)
+    command = [
+        sys.executable,
+        "-m",
+        "nextstate.cli.main",
+        "serve",
+        "--config",
+        str(CONFIG),
+        "--data",
+        str(data),
+        *options,
+    ]
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(
             *command, "--port", "0", stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output
@@ -113,7 +127,10 @@ async def _server(data: Path, log: Path, console: Console) -> AsyncIterator[str]
         try:
             with console.status("starting the server (the first time it fetches and converts the model)"):
                 url = await _ready(process, log)
-            yield url
+            store = Store.open(configuration.load(CONFIG, data=data).database_url)
+            async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=600) as client:
+                yield client, store
+            store.close()
         finally:
             if process.returncode is None:
                 process.terminate()
