@@ -37,6 +37,7 @@ model: install
 bench: model
 	$(BIN)/python -m benchmarks.serving
 	$(BIN)/python -m benchmarks.training
+	$(BIN)/python -m benchmarks.latency
 
 install: $(INSTALLED)
 
