@@ -53,3 +53,17 @@ def test_secrets_do_not_show_in_what_is_printed(monkeypatch):
     assert loaded.serve.api_key.get_secret_value() == "s3cret"
     assert "s3cret" not in repr(loaded)
     assert "s3cret" not in loaded.model_dump_json()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("NEXTSTATE_SERVE", "foo", "environment variable"),
+        ("NEXTSTATE_JUDGE__BASE_URL", "foo", "judge.base_url"),
+        ("NEXTSTATE_JUDGE__BASE_URL", "http://a:70000x/v1", "judge.base_url"),
+    ],
+)
+def test_a_broken_environment_is_one_clear_sentence(monkeypatch, name: str, value: str, said: str):
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=said):
+        config.load()

@@ -14,18 +14,21 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    HttpUrl,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     SecretStr,
     ValidationError,
+    field_validator,
     model_validator,
 )
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
+    SettingsError,
     TomlConfigSettingsSource,
 )
 
@@ -79,6 +82,13 @@ class JudgeConfig(_Section):
     """Turns judged at once."""
     max_attempts: PositiveInt = 20
     """A turn whose judge failed this often is left out."""
+
+    @field_validator("base_url")
+    @classmethod
+    def check_url(cls, url: str | None) -> str | None:
+        if url is not None:
+            HttpUrl(url)  # refuses what is none; kept as it was written
+        return url
 
 
 class LearnConfig(_Section):
@@ -199,6 +209,8 @@ def load(file: Path | None = None, **options: Any) -> Config:
         return FromFile(**options)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"config file {file} is not valid TOML: {error}. Nothing was started.") from error
+    except SettingsError as error:
+        raise ConfigError(f"an environment variable is not accepted: {error}. Nothing was started.") from error
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'config'}: {e['msg']}" for e in error.errors())
         raise ConfigError(f"configuration not accepted: {problems}. Nothing was started.") from error

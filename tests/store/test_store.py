@@ -75,3 +75,8 @@ def test_versions_are_stored_as_runs():
     assert pack_versions((3, 3, 4)) == [[3, 2], [4, 1]]
     assert unpack_versions([[3, 2], [4, 1]]) == (3, 3, 4)
     assert pack_versions(()) == []
+
+
+def test_nobody_else_on_the_machine_may_look_into_a_data_folder(tmp_path: Path):
+    claim_folder(tmp_path / "data", "server").close()
+    assert (tmp_path / "data").stat().st_mode & 0o777 == 0o700

@@ -33,9 +33,11 @@ app.add_typer(model_app, name="model")
 out = Console()
 err = Console(stderr=True)
 
-Data = Annotated[Path, typer.Option("--data", help="The data folder that `serve` was given.")]
+Data = Annotated[
+    Path | None,
+    typer.Option("--data", help="The data folder that `serve` was given; else $NEXTSTATE_DATA, or the default."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
-_DEFAULT_DATA = Path("nextstate-data")
 
 
 def friendly(command: Callable[P, None]) -> Callable[P, None]:
@@ -88,7 +90,7 @@ def serve(
 
 @app.command()
 @friendly
-def status(data: Data = _DEFAULT_DATA, as_json: AsJson = False) -> None:
+def status(data: Data = None, as_json: AsJson = False) -> None:
     """Where all turns stand, and why the rest were not trained."""
     from nextstate.store import status as queries
 
@@ -111,7 +113,7 @@ def status(data: Data = _DEFAULT_DATA, as_json: AsJson = False) -> None:
 @turns_app.command("list")
 @friendly
 def turns_list(
-    data: Data = _DEFAULT_DATA,
+    data: Data = None,
     limit: Annotated[int, typer.Option(help="How many, newest first.")] = 20,
     state: Annotated[str | None, typer.Option(help="Only turns in this state.")] = None,
     reason: Annotated[str | None, typer.Option(help="Only turns left out for this reason.")] = None,
@@ -141,7 +143,7 @@ def turns_list(
 
 @turns_app.command("show")
 @friendly
-def turns_show(turn_id: int, data: Data = _DEFAULT_DATA, as_json: AsJson = False) -> None:
+def turns_show(turn_id: int, data: Data = None, as_json: AsJson = False) -> None:
     """One turn: the conversation, the answer, what came next, the verdicts, and what became of it."""
     from nextstate.store import judging, turns
     from nextstate.store import status as queries
@@ -149,7 +151,7 @@ def turns_show(turn_id: int, data: Data = _DEFAULT_DATA, as_json: AsJson = False
     store = _store(data)
     row = store.read_now(queries.show_turn, turn_id)
     if row is None:
-        raise ConfigError(f"there is no turn {turn_id} in {data}. `nextstate turns list` shows what there is.")
+        raise ConfigError(f"there is no turn {turn_id}. `nextstate turns list` shows what there is.")
     verdicts = store.read_now(judging.list_verdicts, turn_id)
     messages = store.read_now(turns.load_messages, turn_id)
     if as_json:
@@ -172,19 +174,19 @@ def turns_show(turn_id: int, data: Data = _DEFAULT_DATA, as_json: AsJson = False
 
 @turns_app.command("why")
 @friendly
-def turns_why(turn_id: int, data: Data = _DEFAULT_DATA) -> None:
+def turns_why(turn_id: int, data: Data = None) -> None:
     """Why a turn was trained, waits, or was left out."""
     from nextstate.store import status as queries
 
     row = _store(data).read_now(queries.show_turn, turn_id)
     if row is None:
-        raise ConfigError(f"there is no turn {turn_id} in {data}. `nextstate turns list` shows what there is.")
+        raise ConfigError(f"there is no turn {turn_id}. `nextstate turns list` shows what there is.")
     print(queries.why(row))
 
 
 @versions_app.command("list")
 @friendly
-def versions_list(data: Data = _DEFAULT_DATA, as_json: AsJson = False) -> None:
+def versions_list(data: Data = None, as_json: AsJson = False) -> None:
     """All versions: what made them, and what the gate measured."""
     from nextstate.store import learning
 
@@ -228,11 +230,12 @@ def version() -> None:
     print(__version__)
 
 
-def _store(data: Path) -> Any:
+def _store(data: Path | None) -> Any:
     """The store of a data folder, which must be there: looking must not create one."""
     from nextstate.store.store import Store
 
-    settings = config.load(None, data=data)
+    settings = config.load(None, **({} if data is None else {"data": data}))
+    data = settings.data
     if not (data / "nextstate.db").exists():
         raise ConfigError(
             f"{data} holds no nextstate data. Start `nextstate serve --data {data}` first, or name another."

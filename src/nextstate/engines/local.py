@@ -128,6 +128,11 @@ class LocalEngine:
             self._thread.join()
 
     @property
+    def alive(self) -> bool:
+        """Whether the thread that answers is running."""
+        return self._thread.is_alive()
+
+    @property
     def version(self) -> int:
         return self._version
 

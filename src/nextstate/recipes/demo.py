@@ -48,7 +48,7 @@ from nextstate.types import BASE, ScoreRequest
 
 USERS = 6
 """Simulated users who talk at the same time, each with an own seed."""
-UPDATES = 8
+UPDATES = 5
 """The conversation ends after so many versions have served..."""
 TALK_S = 270.0
 """...or after so many seconds."""

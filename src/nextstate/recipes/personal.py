@@ -77,7 +77,7 @@ async def _run(
             engine=engine,
             config=config,
             learning=config.learn.enabled,
-            ready=lambda: (True, "ready"),
+            ready=lambda: (True, "ready") if engine.alive else (False, "the engine has stopped; see the log"),
             wake_judge=wake_judge.set,
         )
         loops: list[Coroutine[Any, Any, None]] = [serve_http(app, listener), end_idle_sessions(store, config)]

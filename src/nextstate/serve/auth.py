@@ -62,3 +62,35 @@ class RequireKey:
         scheme, _, token = headers.get("authorization", "").partition(" ")
         given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
         return hmac.compare_digest(given.encode(), self._key)
+
+
+class LoopbackOnly:
+    """Without a key: answers 403 to requests that a web page may have made, by their Host or Origin.
+
+    A page from elsewhere can make a browser talk to loopback under a name of its own (DNS rebinding); the names give
+    it away.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        named = [headers.get("host", ""), headers.get("origin", "").partition("://")[2]]
+        strange = next((name for name in named if name and not is_loopback(_host_of(name))), None)
+        if strange is None:
+            await self._app(scope, receive, send)
+            return
+        message = (
+            f"Without a key this server answers requests to loopback names only, and this one names '{strange}'. "
+            "Use 127.0.0.1 or localhost, or set NEXTSTATE_SERVE__API_KEY."
+        )
+        await JSONResponse(error_body(message, code="not_loopback"), 403)(scope, receive, send)
+
+
+def _host_of(name: str) -> str:
+    """'127.0.0.1:8700' and '[::1]:8700' without their ports."""
+    return name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0]

@@ -67,8 +67,8 @@ class ChatMessage(BaseModel):
 
     @model_validator(mode="after")
     def has_content(self) -> Self:
-        if self.role != "assistant" and "content" not in self.model_fields_set:
-            raise PydanticCustomError("missing", "Field required: content")
+        if self.role != "assistant" and self.content is None:
+            raise PydanticCustomError("missing", "Field required: content, a string or parts of text")
         return self
 
     def as_message(self) -> Message:
@@ -117,6 +117,9 @@ class ChatCompletionRequest(RequestBody, extra="allow"):
     logit_bias: Any = None
     presence_penalty: Any = None
     frequency_penalty: Any = None
+    top_k: Any = None
+    min_p: Any = None
+    repetition_penalty: Any = None
     response_format: Any = None
     modalities: Any = None
     audio: Any = None
@@ -132,6 +135,9 @@ class ChatCompletionRequest(RequestBody, extra="allow"):
             "logit_bias": bool(self.logit_bias),
             "presence_penalty": bool(self.presence_penalty),
             "frequency_penalty": bool(self.frequency_penalty),
+            "top_k": self.top_k not in (None, 0, -1),
+            "min_p": bool(self.min_p),
+            "repetition_penalty": self.repetition_penalty not in (None, 0, 1),
             "response_format": self.response_format not in (None, {"type": "text"}),
             "modalities": self.modalities not in (None, [], ["text"]),
             "audio": self.audio is not None,
@@ -141,9 +147,9 @@ class ChatCompletionRequest(RequestBody, extra="allow"):
 
 _KNOWN_IGNORED = frozenset(
     {
-        "chat_template_kwargs", "enable_thinking", "function_call", "metadata", "min_p", "parallel_tool_calls",
+        "chat_template_kwargs", "enable_thinking", "function_call", "metadata", "parallel_tool_calls",
         "prediction", "prompt_cache_key", "prompt_cache_retention", "reasoning", "reasoning_effort",
-        "repetition_penalty", "safety_identifier", "service_tier", "store", "tool_choice", "top_k", "verbosity",
+        "safety_identifier", "service_tier", "store", "tool_choice", "verbosity",
         "web_search_options",
     }
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""How large a request may be."""
+"""What a request may be: JSON, and not too large."""
 
 from __future__ import annotations
 
@@ -43,3 +43,24 @@ class LimitBody:
             f"The request has {size} bytes or more; this server takes {self._max_bytes}. "
             "Send less, or raise serve.max_body_bytes."
         )
+
+
+class RequireJson:
+    """Answers 415 to a body that does not call itself JSON.
+
+    More than a formality: a page in a browser may send a form to loopback unasked, and a form must not be able to
+    teach the model anything.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        kind = Headers(scope=scope).get("content-type", "") if scope["type"] == "http" else ""
+        if scope["type"] != "http" or scope["method"] != "POST" or kind.partition(";")[0].strip() == "application/json":
+            await self._app(scope, receive, send)
+            return
+        message = (
+            f"The body is of type '{kind or 'unknown'}'. Send JSON, with the header 'Content-Type: application/json'."
+        )
+        await JSONResponse(error_body(message, code="unsupported_media_type"), 415)(scope, receive, send)

@@ -116,6 +116,8 @@ def claim_folder(folder: Path, role: str) -> IO[str]:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        # It holds conversations: nobody else on this machine may read them.
+        folder.chmod(0o700)
         # Kept open by the caller: closing it gives the lock back.
         lock = (folder / f"{role}.lock").open("a+")
     except OSError as error:
