@@ -48,10 +48,12 @@ from nextstate.types import BASE, ScoreRequest
 
 USERS = 6
 """Simulated users who talk at the same time, each with an own seed."""
-UPDATES = 5
-"""The conversation ends after so many versions have served..."""
+CONTENT = 7, 10
+"""The conversation ends when so many of the last so many first answers met the wish: the users have what they want..."""
+UPDATES = 10
+"""...or after so many versions..."""
 TALK_S = 270.0
-"""...or after so many seconds."""
+"""...or so many seconds. What was learned is measured afterwards, on other questions."""
 QUESTIONS = 48
 """Asked of both versions at the end."""
 MAX_TOKENS = 160
@@ -174,7 +176,8 @@ async def _converse(client: openai.AsyncOpenAI, store: Store, seed: int, console
             now = await store.read(status.status)
             elapsed = time.monotonic() - started
             live.update(_live_table(now, log, elapsed))
-            if now.version >= UPDATES or elapsed > TALK_S:
+            recent = [turn.met for turn in log if turn.index == 0][-CONTENT[1] :]
+            if sum(recent) >= CONTENT[0] or now.version >= UPDATES or elapsed > TALK_S:
                 stop.set()
     with console.status("the users finish their last sentences"):
         await asyncio.gather(*users)
