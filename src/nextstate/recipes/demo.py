@@ -49,7 +49,7 @@ from nextstate.types import BASE, ScoreRequest
 USERS = 6
 """Simulated users who talk at the same time, each with an own seed."""
 CONTENT = 7, 10
-"""The conversation ends when so many of the last so many first answers met the wish: the users have what they want..."""
+"""The conversation ends when so many of the last so many first answers met the wish..."""
 UPDATES = 10
 """...or after so many versions..."""
 TALK_S = 270.0
@@ -177,7 +177,8 @@ async def _converse(client: openai.AsyncOpenAI, store: Store, seed: int, console
             elapsed = time.monotonic() - started
             live.update(_live_table(now, log, elapsed))
             recent = [turn.met for turn in log if turn.index == 0][-CONTENT[1] :]
-            if sum(recent) >= CONTENT[0] or now.version >= UPDATES or elapsed > TALK_S:
+            content = sum(recent) >= CONTENT[0] and now.version > 0
+            if content or now.version >= UPDATES or elapsed > TALK_S:
                 stop.set()
     with console.status("the users finish their last sentences"):
         await asyncio.gather(*users)
