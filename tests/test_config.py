@@ -59,6 +59,8 @@ def test_secrets_do_not_show_in_what_is_printed(monkeypatch):
     ("name", "value", "said"),
     [
         ("NEXTSTATE_SERVE", "foo", "environment variable"),
+        ("NEXTSTATE_MODLE", "foo", "NEXTSTATE_MODLE names no setting"),
+        ("NEXTSTATE_LEARN_RANK", "8", "two underscores"),
         ("NEXTSTATE_JUDGE__BASE_URL", "foo", "judge.base_url"),
         ("NEXTSTATE_JUDGE__BASE_URL", "http://a:70000x/v1", "judge.base_url"),
     ],

@@ -6,6 +6,7 @@ Read once, at the edge, from weakest to strongest: defaults, a TOML file, NEXTST
 
 from __future__ import annotations
 
+import os
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -201,6 +202,15 @@ def load(file: Path | None = None, **options: Any) -> Config:
     """
     if file is not None and not file.is_file():
         raise ConfigError(f"config file {file} does not exist. Nothing was started. Check the path after --config.")
+
+    for name in os.environ:
+        part = name.removeprefix("NEXTSTATE_").split("__")[0].lower()
+        own = name == "NEXTSTATE_CACHE" or name.startswith("NEXTSTATE_TEST_")
+        if name.startswith("NEXTSTATE_") and not own and part not in Config.model_fields:
+            raise ConfigError(
+                f"environment variable {name} names no setting. Nothing was started. Sections and settings are joined "
+                "by two underscores: NEXTSTATE_LEARN__RANK."
+            )
 
     class FromFile(Config):
         model_config = SettingsConfigDict(toml_file=file)
