@@ -48,10 +48,10 @@ from nextstate.types import BASE, ScoreRequest
 
 USERS = 6
 """Simulated users who talk at the same time, each with an own seed."""
-CONTENT = 7, 10
+CONTENT = 9, 12
 """The conversation ends when so many of the last so many first answers met the wish..."""
-UPDATES = 10
-"""...or after so many versions..."""
+MIN_UPDATES, UPDATES = 4, 9
+"""...and at least the first number of versions has served; or after the second number..."""
 TALK_S = 270.0
 """...or so many seconds. What was learned is measured afterwards, on other questions."""
 QUESTIONS = 48
@@ -177,7 +177,7 @@ async def _converse(client: openai.AsyncOpenAI, store: Store, seed: int, console
             elapsed = time.monotonic() - started
             live.update(_live_table(now, log, elapsed))
             recent = [turn.met for turn in log if turn.index == 0][-CONTENT[1] :]
-            content = sum(recent) >= CONTENT[0] and now.version > 0
+            content = sum(recent) >= CONTENT[0] and now.version >= MIN_UPDATES
             if content or now.version >= UPDATES or elapsed > TALK_S:
                 stop.set()
     with console.status("the users finish their last sentences"):
