@@ -22,7 +22,7 @@ from nextstate.store.store import Store
 
 T = TypeVar("T")
 
-DEADLINE_S = 180.0
+DEADLINE_S = 600.0
 """For anything that is waited for; a machine that is busy with other things needs some of it."""
 
 ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}
