@@ -50,7 +50,7 @@ USERS = 6
 """Simulated users who talk at the same time, each with an own seed."""
 CONTENT = 9, 12
 """The conversation ends when so many of the last so many first answers met the wish..."""
-MIN_UPDATES, UPDATES = 4, 9
+MIN_UPDATES, UPDATES = 4, 6
 """...and at least the first number of versions has served; or after the second number..."""
 TALK_S = 270.0
 """...or so many seconds. What was learned is measured afterwards, on other questions."""
