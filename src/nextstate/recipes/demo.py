@@ -65,9 +65,7 @@ MAX_PERPLEXITY_RATIO = 1.5
 MIN_DISTINCT_WORDS_RATIO = 0.9
 MAX_REPEATED_TRIGRAMS_RISE = 0.05
 MIN_DISTINCT_REPLIES = 0.8
-# The base names the subject in .90 of its answers, and in .77 to .81 when it is asked outright for one short sentence
-# (64 questions): short answers may leave it out. The bound lies two standard errors of 48 answers below that.
-MIN_ON_SUBJECT_RATIO = 0.7
+MIN_ON_SUBJECT_RATIO = 0.75
 MIN_MEAN_WORDS = 4.0
 MAX_P_VALUE = 0.05
 
