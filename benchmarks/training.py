@@ -218,7 +218,7 @@ def _padded(model: str, lengths: str) -> Update:
     from nextstate.learn.baseline import advantages, updated
     from nextstate.learn.batches import Row, make_row, token_weights
     from nextstate.learn.objectives.anchor import anchor_kl
-    from nextstate.learn.objectives.distillation import topk_distillation
+    from nextstate.learn.objectives.distillation import subset_distillation
     from nextstate.learn.objectives.policy_gradient import importance_weights, policy_gradient
 
     config = LearnConfig()
@@ -290,7 +290,7 @@ def _padded(model: str, lengths: str) -> Update:
             loss = (
                 config.reward_weight * policy_gradient(new_N, old_N, advantage_N, turn_N * importance_N, **clip)
                 + config.teacher_weight
-                * topk_distillation(
+                * subset_distillation(
                     new_NV.gather(1, top_NK),
                     old_NV.gather(1, top_NK),
                     teacher_NK,

@@ -113,8 +113,12 @@ class LearnConfig(_Section):
     """w_RL: weight of the binary reward."""
     teacher_weight: NonNegativeFloat = 1.0
     """w_OPD: weight of the hinted teacher."""
-    top_k: NonNegativeInt = 4
-    """Tokens of the student's distribution that the teacher corrects at each position; 0: the sampled one only."""
+    teacher: Literal["policy", "base"] = "policy"
+    """Who reads the hint: the policy itself, which builds on what it has learned, or the base, which bounds it."""
+    distillation: Literal["sampled", "subset", "topk"] = "subset"
+    """What the teacher corrects: the sampled token; the student's top_k; or the divergence over the teacher's top_k
+    tokens and the rest."""
+    top_k: PositiveInt = 4
     gap_clip: PositiveFloat = 1.0
     """C: bound on the teacher's log-prob gap, nats."""
     importance_cap: PositiveFloat = 2.0

@@ -30,7 +30,7 @@ def test_a_bad_turn_becomes_less_likely_and_a_good_one_more(make_trainer: Traine
 
 
 def test_the_hinted_teacher_pulls_the_reply_towards_what_it_would_say(make_trainer: TrainerFactory):
-    trainer = make_trainer(objective="distillation", kl_weight=0.0, top_k=0, gap_clip=100.0)
+    trainer = make_trainer(objective="distillation", kl_weight=0.0, distillation="sampled", gap_clip=100.0)
     shake(trainer)
     sample = a_sample(trainer, hint="be brief, please", reply=(60,))
     row = trainer_module.make_row(sample, 0.0, trainer.loaded.tokenizer, oldest_version=0, max_tokens=400)
@@ -43,18 +43,32 @@ def test_the_hinted_teacher_pulls_the_reply_towards_what_it_would_say(make_train
     assert change * gap > 0
 
 
-@pytest.mark.parametrize("top_k", [0, 4])
+@pytest.mark.parametrize("distillation", ["sampled", "subset", "topk"])
 def test_a_teacher_that_reads_the_same_prompt_gives_exactly_no_gradient(
-    make_trainer: TrainerFactory, monkeypatch: pytest.MonkeyPatch, top_k: int
+    make_trainer: TrainerFactory, monkeypatch: pytest.MonkeyPatch, distillation: str
 ):
     # T5, through the whole trainer: teacher and student run in separate forward passes of one micro-batch.
-    trainer = make_trainer(objective="distillation", kl_weight=0.0, top_k=top_k)
+    trainer = make_trainer(objective="distillation", kl_weight=0.0, distillation=distillation)
     shake(trainer)
     sample = a_sample(trainer, hint="be brief, please")
     row = trainer_module.make_row(sample, -1.0, trainer.loaded.tokenizer, oldest_version=0, max_tokens=400)
     same = replace(row, hinted_prompt_ids=row.prompt_ids)
     monkeypatch.setattr(trainer_module, "make_row", lambda *_, **__: same)
     assert gradient_of(trainer, [sample], monkeypatch).abs().max().item() == 0.0
+
+
+@pytest.mark.parametrize(("teacher", "is_zero"), [("base", False), ("policy", True)])
+def test_a_base_teacher_is_the_base_and_pulls_a_policy_back_that_has_moved(
+    make_trainer: TrainerFactory, monkeypatch: pytest.MonkeyPatch, teacher: str, is_zero: bool
+):
+    trainer = make_trainer(objective="distillation", kl_weight=0.0, distillation="topk", teacher=teacher)
+    shake(trainer)
+    row = trainer_module.make_row(
+        a_sample(trainer, hint="be brief, please"), -1.0, trainer.loaded.tokenizer, oldest_version=0, max_tokens=400
+    )
+    same = replace(row, hinted_prompt_ids=row.prompt_ids)
+    monkeypatch.setattr(trainer_module, "make_row", lambda *_, **__: same)
+    assert (gradient_of(trainer, [a_sample(trainer)], monkeypatch).abs().max().item() == 0.0) is is_zero
 
 
 def test_at_the_base_the_anchor_gives_exactly_no_gradient(

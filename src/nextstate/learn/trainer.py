@@ -6,8 +6,8 @@ For every micro-batch of turns, through the same packed forward pass that the en
     teacher   prompt with the hint + reply           -> log-probs to move towards       no gradient
     student   prompt + reply                         -> log-probs, and the loss         gradient
 
-The teacher is the policy itself as it stood when the update began. All three are scored on the sampled token ids, at
-the temperature they were sampled with.
+The teacher is the policy as it stood when the update began, or the base. All three are scored on the sampled token
+ids, at the temperature they were sampled with.
 """
 
 from __future__ import annotations
@@ -30,7 +30,11 @@ from nextstate.engines.packed import forward_packed
 from nextstate.learn.baseline import advantages, updated
 from nextstate.learn.batches import Row, make_row, micro_batches, token_weights
 from nextstate.learn.objectives.anchor import anchor_kl
-from nextstate.learn.objectives.distillation import sampled_distillation, topk_distillation
+from nextstate.learn.objectives.distillation import (
+    sampled_distillation,
+    subset_distillation,
+    topk_distillation,
+)
 from nextstate.learn.objectives.policy_gradient import importance_weights, policy_gradient
 from nextstate.store.learning import Sample
 
@@ -42,7 +46,7 @@ class _Scored:
     old_N: Tensor
     base_N: Tensor
     top_NK: Tensor
-    """Token ids of the student's K most likely tokens."""
+    """Token ids of the K most likely tokens: the teacher's for "topk", the student's otherwise."""
     old_top_NK: Tensor
     teacher_N: Tensor
     teacher_top_NK: Tensor
@@ -162,21 +166,20 @@ class Trainer:
             term = policy_gradient(logprobs_N, old_N, advantages_N, turn_N * importance_N, **clip)
             terms["policy_gradient"] = config.reward_weight, term
         if config.objective in ("distillation", "hybrid"):
-            if config.top_k:
-                top_NK = torch.cat([s.top_NK for s in seen])
-                term = topk_distillation(
-                    logprobs_NV.gather(1, top_NK),
-                    torch.cat([s.old_top_NK for s in seen]),
-                    torch.cat([s.teacher_top_NK for s in seen]),
-                    taught_N * importance_N,
-                    gap_clip=config.gap_clip,
-                    **clip,
-                )
-            else:
+            weights_N = taught_N * importance_N
+            if config.distillation == "sampled":
                 teacher_N = torch.cat([s.teacher_N for s in seen])
-                term = sampled_distillation(
-                    logprobs_N, old_N, teacher_N, taught_N * importance_N, gap_clip=config.gap_clip, **clip
-                )
+                term = sampled_distillation(logprobs_N, old_N, teacher_N, weights_N, gap_clip=config.gap_clip, **clip)
+            else:
+                student_NK = logprobs_NV.gather(1, torch.cat([s.top_NK for s in seen]))
+                teacher_NK = torch.cat([s.teacher_top_NK for s in seen])
+                if config.distillation == "topk":
+                    term = topk_distillation(student_NK, teacher_NK, weights_N)
+                else:
+                    old_NK = torch.cat([s.old_top_NK for s in seen])
+                    term = subset_distillation(
+                        student_NK, old_NK, teacher_NK, weights_N, gap_clip=config.gap_clip, **clip
+                    )
             terms["distillation"] = config.teacher_weight, term
         base_N = torch.cat([s.base_N for s in seen])
         terms["anchor_kl"] = config.kl_weight, anchor_kl(logprobs_N, base_N, turn_N)
@@ -193,15 +196,20 @@ class Trainer:
         with torch.no_grad():
             base_NV = self._reply_logprobs([rows[i] for i in group], totals, base=True)
             taught = [i for i in group if rows[i].hinted_prompt_ids is not None]
-            teacher_NV = self._reply_logprobs([rows[i] for i in taught], totals, hinted=True) if taught else None
+            by_base = self.config.teacher == "base"
+            teacher_NV = (
+                self._reply_logprobs([rows[i] for i in taught], totals, hinted=True, base=by_base) if taught else None
+            )
             at = at_taught = 0
             for i in group:
                 tokens = len(rows[i].reply_ids)
                 ids_N1 = torch.tensor(rows[i].reply_ids, device=old_NV.device)[:, None]
                 old, base = old_NV[at : at + tokens], base_NV[at : at + tokens]
-                top_NK = old.topk(max(1, self.config.top_k), dim=-1).indices
+                top_NK = old.topk(self.config.top_k, dim=-1).indices
                 if teacher_NV is not None and i in taught:
                     teacher = teacher_NV[at_taught : at_taught + tokens]
+                    if self.config.distillation == "topk":
+                        top_NK = teacher.topk(self.config.top_k, dim=-1).indices
                     teacher_N, teacher_top_NK = teacher.gather(1, ids_N1)[:, 0], teacher.gather(1, top_NK)
                     at_taught += tokens
                 else:

@@ -1,7 +1,9 @@
+import math
+
 import pytest
 import torch
 
-from nextstate.learn.objectives.distillation import sampled_distillation, topk_distillation
+from nextstate.learn.objectives.distillation import sampled_distillation, subset_distillation, topk_distillation
 
 
 def nats(*probabilities: float) -> torch.Tensor:
@@ -14,14 +16,14 @@ ONE = torch.ones(1, dtype=torch.float64)
 def test_the_oracle_of_the_hybrid_objective_is_met_at_ratio_one():
     # T4: w (.7778, .2222), D (-1, 1), A (-.7778, .2222): .7778 - .2222
     old, teacher = nats(0.7, 0.2)[None], nats(0.2, 0.6)[None]
-    assert topk_distillation(old, old, teacher, ONE, gap_clip=1.0).item() == pytest.approx(0.5555556, abs=1e-7)
+    assert subset_distillation(old, old, teacher, ONE, gap_clip=1.0).item() == pytest.approx(0.5555556, abs=1e-7)
 
 
 def test_the_oracle_of_the_hybrid_objective_is_met_away_from_ratio_one():
     # T4 at (.5, .4): rho (.7143, 2). A = -.7778 with rho below .8 is held: max(.7778 * .7143, .7778 * .8) = .6222;
     # A = .2222 with rho above 1.28 is held: -.2222 * 1.28 = -.2844
     old, teacher, now = nats(0.7, 0.2)[None], nats(0.2, 0.6)[None], nats(0.5, 0.4)[None]
-    assert topk_distillation(now, old, teacher, ONE, gap_clip=1.0).item() == pytest.approx(0.3377778, abs=1e-7)
+    assert subset_distillation(now, old, teacher, ONE, gap_clip=1.0).item() == pytest.approx(0.3377778, abs=1e-7)
 
 
 @pytest.mark.parametrize("gap_clip", [0.1, 1.0, 100.0])
@@ -32,12 +34,14 @@ def test_an_identical_teacher_gives_exactly_zero_loss_and_gradient(gap_clip: flo
     top = logprobs.detach().topk(4).indices
     weights = torch.full((6,), 1 / 6, dtype=torch.float64)
     chosen = logprobs.gather(1, top)
-    dense = topk_distillation(chosen, chosen.detach(), chosen.detach(), weights, gap_clip=gap_clip)
+    dense = subset_distillation(chosen, chosen.detach(), chosen.detach(), weights, gap_clip=gap_clip)
     sampled = sampled_distillation(
         logprobs[:, 0], logprobs[:, 0].detach(), logprobs[:, 0].detach(), weights, gap_clip=gap_clip
     )
-    (dense + sampled).backward()
+    binned = topk_distillation(chosen, chosen.detach(), weights)
+    (dense + sampled + binned).backward()
     assert dense.item() == 0.0
+    assert binned.item() == 0.0
     assert sampled.item() == 0.0
     assert logits.grad.abs().max().item() == 0.0
 
@@ -63,7 +67,7 @@ def test_a_missing_teacher_value_is_a_mask_and_not_probability_one():
 def test_a_row_without_teacher_gives_no_gradient():
     old = nats(0.7, 0.2)[None].requires_grad_()
     nothing = torch.full((1, 2), float("nan"), dtype=torch.float64)
-    loss = topk_distillation(old, old.detach(), nothing, ONE, gap_clip=1.0)
+    loss = subset_distillation(old, old.detach(), nothing, ONE, gap_clip=1.0)
     loss.backward()
     assert loss.item() == 0.0
     assert old.grad.abs().max().item() == 0.0
@@ -72,16 +76,76 @@ def test_a_row_without_teacher_gives_no_gradient():
 def test_the_gradient_agrees_with_finite_differences():
     old, teacher = nats(0.6, 0.3)[None], nats(0.3, 0.5)[None]
     now = nats(0.58, 0.31)[None].requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: topk_distillation(x, old, teacher, ONE, gap_clip=1.0), now)
+    assert torch.autograd.gradcheck(lambda x: subset_distillation(x, old, teacher, ONE, gap_clip=1.0), now)
 
 
 def test_splitting_a_batch_changes_nothing():
     torch.manual_seed(0)
     now, old, teacher = (torch.randn(6, 3, dtype=torch.float64) for _ in range(3))
     weights = torch.full((6,), 1 / 6, dtype=torch.float64)
-    whole = topk_distillation(now, old, teacher, weights, gap_clip=1.0)
+    whole = subset_distillation(now, old, teacher, weights, gap_clip=1.0)
     parts = sum(
-        topk_distillation(now[s], old[s], teacher[s], weights[s], gap_clip=1.0).item()
+        subset_distillation(now[s], old[s], teacher[s], weights[s], gap_clip=1.0).item()
         for s in (slice(0, 2), slice(2, 6))
     )
     assert parts == pytest.approx(whole.item(), abs=1e-12)
+
+
+# -- the teacher's top K and the rest ---------------------------------------------------------------------------------
+
+
+def test_the_divergence_over_three_bins_is_what_it_is_by_hand():
+    # p (.7, .2 | .1), q (.2, .6 | .2): .7 ln 3.5 + .2 ln(1/3) + .1 ln .5 = .876934 - .219722 - .069315 = .587897
+    loss = topk_distillation(nats(0.7, 0.2)[None], nats(0.2, 0.6)[None], ONE)
+    assert loss.item() == pytest.approx(0.5878969, abs=1e-7)
+
+
+def test_its_gradient_on_the_logits_is_what_it_is_by_hand():
+    # d/d logit_v = p_v (gap_v - KL), gap = ln(p/q): the rest has one gap, so its two tokens share it as their mass.
+    p, q = (0.7, 0.2, 0.06, 0.04), (0.2, 0.6, 0.1, 0.1)
+    logits = nats(*p)[None].requires_grad_()
+    topk_distillation(logits.log_softmax(-1)[:, :2], nats(*q)[None][:, :2], ONE).backward()
+    gaps = [math.log(a / b) for a, b in ((0.7, 0.2), (0.2, 0.6), (0.1, 0.2), (0.1, 0.2))]
+    divergence = 0.7 * gaps[0] + 0.2 * gaps[1] + 0.1 * gaps[2]
+    assert logits.grad[0].tolist() == pytest.approx([a * (g - divergence) for a, g in zip(p, gaps, strict=True)])
+
+
+def test_with_every_token_in_a_bin_it_is_the_divergence_of_the_library():
+    torch.manual_seed(0)
+    p, q = (torch.randn(5, 7, dtype=torch.float64).log_softmax(-1) for _ in range(2))
+    expected = torch.nn.functional.kl_div(q, p, log_target=True, reduction="none").sum(-1).mean()
+    weights = torch.full((5,), 0.2, dtype=torch.float64)
+    # Seven bins and an empty one, which is held at 1e-7 on both sides.
+    assert topk_distillation(p, q, weights).item() == pytest.approx(expected.item(), abs=1e-5)
+
+
+def test_steps_down_its_gradient_end_at_the_teacher_and_nothing_escapes_into_the_rest():
+    torch.manual_seed(0)
+    teacher = torch.randn(1, 30, dtype=torch.float64).mul(2).log_softmax(-1)
+    logits = torch.randn(1, 30, dtype=torch.float64).requires_grad_()
+    top = teacher.topk(4).indices
+    for _ in range(4000):
+        loss = topk_distillation(logits.log_softmax(-1).gather(1, top), teacher.gather(1, top), ONE)
+        (gradient,) = torch.autograd.grad(loss, logits)
+        with torch.no_grad():
+            logits -= gradient
+    student = logits.log_softmax(-1).gather(1, top).exp()
+    assert student[0].tolist() == pytest.approx(teacher.gather(1, top).exp()[0].tolist(), abs=1e-4)
+
+
+def test_the_divergence_agrees_with_finite_differences_and_masks_rows_without_teacher():
+    now, teacher = nats(0.58, 0.31)[None].requires_grad_(), nats(0.3, 0.5)[None]
+    assert torch.autograd.gradcheck(lambda x: topk_distillation(x, teacher, ONE), now)
+    loss = topk_distillation(now, torch.full_like(teacher, math.nan), ONE)
+    loss.backward()
+    assert loss.item() == 0.0
+    assert now.grad.abs().max().item() == 0.0
+
+
+def test_a_teacher_that_is_sure_gives_a_finite_loss_and_gradient():
+    logits = torch.tensor([[0.0, 80.0, 0.0]], dtype=torch.float32).requires_grad_()
+    sure = torch.tensor([[60.0, -60.0, -60.0]]).log_softmax(-1)
+    loss = topk_distillation(logits.log_softmax(-1)[:, :2], sure[:, :2], torch.ones(1))
+    loss.backward()
+    assert math.isfinite(loss.item())
+    assert logits.grad.isfinite().all()

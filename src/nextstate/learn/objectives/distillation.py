@@ -1,7 +1,10 @@
-"""Learning from a teacher that has read a hint: the same weights, with the hint in the prompt, on the same tokens.
+"""Learning from a teacher that has read a hint, on the tokens that the student sampled.
 
-Both forms turn the gap between teacher and student into advantages. A teacher identical to the student gives a gap of
-exactly 0, so a loss and a gradient of exactly 0.
+    sampled   the gap on the sampled token, as an advantage          one token a position
+    subset    the gap on the student's K most likely tokens          K tokens a position, the rest moves freely
+    topk      the divergence over the teacher's K and the rest       K + 1 bins, nothing moves freely
+
+A teacher identical to the student gives a loss and a gradient of exactly 0 in every form.
 """
 
 from __future__ import annotations
@@ -43,7 +46,7 @@ def sampled_distillation(
     return weighted_sum(loss_N, torch.where(has_teacher_N, weights_N, 0.0))
 
 
-def topk_distillation(
+def subset_distillation(
     logprobs_NK: Tensor,
     old_logprobs_NK: Tensor,
     teacher_logprobs_NK: Tensor,
@@ -76,6 +79,40 @@ def topk_distillation(
     advantages_NK = old_NK.softmax(-1) * gap_NK
     loss_NK = clipped_surrogate(logprobs_NK, old_NK, advantages_NK, clip_low=clip_low, clip_high=clip_high)
     return weighted_sum(loss_NK.sum(-1), torch.where(has_teacher_NK.all(-1), weights_N, 0.0))
+
+
+def topk_distillation(logprobs_NK: Tensor, teacher_logprobs_NK: Tensor, weights_N: Tensor) -> Tensor:
+    """Reverse KL over K + 1 bins: the teacher's K most likely tokens, and all others as one (spec 1.8, Top-K OPD).
+
+        p, q = student and teacher; p_tail = 1 - sum of the K
+        loss = sum over positions of weights * sum over bins of (p log(p / q) - p + q)
+
+    Its minimum is the teacher, and a bin for the rest means that mass cannot escape there unseen, as it can where only
+    the K tokens are pushed. Bins sum to 1 on both sides, so -p + q adds nothing to the value; it takes out of the
+    gradient what is 0 only in exact arithmetic.
+
+    Args:
+        logprobs_NK: [N, K] nats under the weights being trained, over the whole vocabulary; the only input with a
+            gradient.
+        teacher_logprobs_NK: [N, K] nats of the same tokens given the hinted prompt; a row of NaN has no teacher.
+        weights_N: [N] 0 on positions left out; sums to 1 over the whole update.
+    """
+    has_teacher_N = ~teacher_logprobs_NK.isnan().any(-1)
+    teacher_NK = torch.where(has_teacher_N[:, None], teacher_logprobs_NK, logprobs_NK).detach()
+    student_NB, teacher_NB = _with_tail(logprobs_NK), _with_tail(teacher_NK)
+    p_NB, q_NB = student_NB.exp(), teacher_NB.exp()
+    loss_N = (p_NB * (student_NB - teacher_NB) - p_NB + q_NB).sum(-1)
+    return weighted_sum(loss_N, torch.where(has_teacher_N, weights_N, 0.0))
+
+
+_MAX_LOG_MASS = -1e-7
+"""Of the K tokens together, so that the rest has some and its logarithm is finite."""
+
+
+def _with_tail(logprobs_NK: Tensor) -> Tensor:
+    """[N, K + 1]: the K log-probs and the log of what they leave."""
+    mass_N1 = logprobs_NK.logsumexp(-1, keepdim=True).clamp(max=_MAX_LOG_MASS)
+    return torch.cat([logprobs_NK, (-mass_N1.expm1()).log()], -1)
 
 
 def _gap(teacher: Tensor, old: Tensor, clip: float) -> tuple[Tensor, Tensor]:
