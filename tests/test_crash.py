@@ -167,7 +167,8 @@ async def test_server_and_trainer_killed_together_ten_times_lose_nothing(served:
     async with talking(people):
         for _ in range(KILLS):
             update_id = await next_update(served.store, last)
-            await asyncio.sleep(chance.uniform(0, 1.1 * update_seconds(served.store)))
+            await asyncio.sleep(chance.uniform(0, 0.9 * update_seconds(served.store)))
+            await until(lambda: generating(served.store), "answers are on their way", poll_s=0.005)
             await served.kill(trainer=True)
             killed = running_update(served.store)
             hits["update"] += killed is not None
@@ -177,7 +178,7 @@ async def test_server_and_trainer_killed_together_ten_times_lose_nothing(served:
     await settled_and_whole(served, people)
     print(f"of {KILLS} kills hit: {dict(hits)}")
     assert hits["update"] >= HITS, "too few kills hit an update"
-    assert hits["answer"] >= 2, "too few kills hit an answer as well"
+    assert hits["answer"] >= HITS, "too few kills hit an answer as well"
 
 
 async def test_a_trainer_whose_server_was_killed_ends_by_itself(tmp_path: Path, tiny_model_path: Path):
