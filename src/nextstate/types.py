@@ -39,6 +39,8 @@ class Sampling:
     top_p: float = 1.0
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    top_logprobs: int = 0
+    """How many of the most likely tokens are reported beside each sampled one; changes nothing about what is drawn."""
 
     @property
     def trainable(self) -> bool:
@@ -67,6 +69,8 @@ class TokenChunk:
     """nats, under the sampling transform in use."""
     versions: tuple[int, ...]
     """policy version behind each token; a publish may land in mid-reply."""
+    top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
+    """For each token the most likely ones with their log-probs, best first; empty when not asked for."""
     finish: FinishReason | None = None
     """Set on the last chunk, which may carry no tokens."""
 
