@@ -34,6 +34,20 @@ meta = Table(
     Column("value", Text, nullable=False, comment="what this data folder belongs to: model name, weights fingerprint"),
 )
 
+# Rows stay when a key is revoked: a folder that ever had a key never serves without one again.
+api_keys = Table(
+    "api_keys",
+    metadata,
+    Column("key_id", Text, primary_key=True, comment="the beginning of the key, which is no secret"),
+    Column("digest", Text, nullable=False, comment="SHA-256 of the whole key, hex; see store/keys.py"),
+    Column("name", Text, nullable=False, comment="one key that is not revoked has it"),
+    Column("user", Text, nullable=False, comment="whose conversations it opens"),
+    Column("learn", Boolean, nullable=False, comment="false: what it asks is never judged or trained"),
+    Column("created_at", Float, nullable=False),
+    Column("used_at", Float, comment="its last use, to the minute; null before the first"),
+    Column("revoked_at", Float, comment="null while it opens anything"),
+)
+
 sessions = Table(
     "sessions",
     metadata,

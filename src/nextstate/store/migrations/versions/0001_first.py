@@ -33,6 +33,18 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("key"),
     )
     op.create_table(
+        "api_keys",
+        sa.Column("key_id", sa.Text(), nullable=False, comment="the beginning of the key, which is no secret"),
+        sa.Column("digest", sa.Text(), nullable=False, comment="SHA-256 of the whole key, hex; see store/keys.py"),
+        sa.Column("name", sa.Text(), nullable=False, comment="one key that is not revoked has it"),
+        sa.Column("user", sa.Text(), nullable=False, comment="whose conversations it opens"),
+        sa.Column("learn", sa.Boolean(), nullable=False, comment="false: what it asks is never judged or trained"),
+        sa.Column("created_at", sa.Float(), nullable=False),
+        sa.Column("used_at", sa.Float(), nullable=True, comment="its last use, to the minute; null before the first"),
+        sa.Column("revoked_at", sa.Float(), nullable=True, comment="null while it opens anything"),
+        sa.PrimaryKeyConstraint("key_id"),
+    )
+    op.create_table(
         "sessions",
         sa.Column("session_id", sa.Integer(), nullable=False),
         sa.Column("user", sa.Text(), nullable=False, comment="sessions of different users never meet"),
