@@ -13,7 +13,7 @@ def texts(*next_state, **fields):
 @pytest.mark.parametrize(
     "text",
     [
-        "That's too long. One short sentence, please.",
+        "You forgot the header row. Add it.",
         "Shorter please!",
         "I asked for a brief answer and got an essay.",
         "19!! not 91",
@@ -31,6 +31,19 @@ def test_words_that_say_how_become_a_hint(text):
 )
 def test_a_mere_complaint_a_question_about_something_else_and_ten_characters_are_no_hint(text):
     assert texts(user(text)) == []
+
+
+@pytest.mark.parametrize(
+    ("said", "hint"),
+    [
+        ("That's too long. One short sentence, please.", "One short sentence, please."),
+        ("I asked for an answer, not an essay. Use metres.", "Use metres."),
+        ("Who has time to read all that? Name the colour and no more.", "Name the colour and no more."),
+        ("Too long. Shorter, please.", "Too long. Shorter, please."),
+    ],
+)
+def test_a_mere_complaint_beside_words_that_say_how_is_left_out(said, hint):
+    assert texts(user(said)) == [hint]
 
 
 def test_text_of_a_tool_never_becomes_a_hint():
