@@ -55,6 +55,8 @@ ADAPTERS = 3
 """Made once and published in turn, each time under a new number."""
 _SERVES_WITHIN_S = 120.0
 PHASES = ("quiet", "publishing")
+_WARM_UP_S = 5.0
+"""All clients come at once at the start; those waits do not count."""
 _CLOCK_S = 0.05
 """By which a token may seem to come before its version served: the row is written just after the switch."""
 
@@ -165,6 +167,9 @@ async def _clients(
     limits = httpx.Limits(max_connections=streams, max_keepalive_connections=streams)
     async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits, verify=False) as http:
         clients = [asyncio.create_task(_client(http, n, seen, over)) for n in range(streams)]
+        await asyncio.sleep(_WARM_UP_S)
+        seen.firsts.clear()
+        seen.gaps.clear()
         await asyncio.sleep(seconds / 2)
         starts = next_at = time.time()
         for n in count(1):
