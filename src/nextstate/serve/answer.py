@@ -23,6 +23,7 @@ from nextstate.chat.detokenize import Detokenizer
 from nextstate.chat.stops import StopStrings
 from nextstate.chat.template import MessagesRefused, render
 from nextstate.collect.placement import place
+from nextstate.collect.request import Incoming
 from nextstate.collect.spine import answer_spine, request_spine
 from nextstate.errors import ContextLengthExceeded, EngineFault
 from nextstate.serve.errors import ApiError
@@ -99,7 +100,8 @@ def _too_many(services: Services) -> ApiError:
 
 
 def _open(db: Connection, services: Services, ask: Ask, prompt: TokenIds) -> tuple[int, str, Placement]:
-    placement = place(db, ask.user, ask.messages, ask.session_key, ask.side, ask.retry_count)
+    said = {"session_id": ask.session_key, "turn_type": "side" if ask.side else None}
+    placement = place(db, Incoming(user=ask.user, messages=ask.messages, body=said, retry_count=ask.retry_count))
     new = NewTurn(
         user=ask.user,
         placement=placement,
@@ -253,7 +255,7 @@ class Answer:
             db,
             self.turn_id,
             answer=self.text,
-            answer_spine=answer_spine(self._ask.messages, self.text),
+            answer_spine=answer_spine(self._ask.messages, {"role": "assistant", "content": self.text}),
             reply_ids=tuple(self._ids),
             reply_logprobs=self._logprobs,
             reply_versions=self._versions,
