@@ -19,7 +19,7 @@ HI = [{"role": "user", "content": "Hi"}]
 
 
 async def complete(server, messages=HI, **options):
-    return await server.client.chat.completions.create(**{"model": "policy", "messages": messages, "seed": 1} | options)
+    return await server.client.chat.completions.create(**{"model": "policy", "messages": messages, "seed": 0} | options)
 
 
 async def stream(server, messages=HI, **options):
@@ -61,7 +61,7 @@ async def test_without_being_asked_a_stream_carries_no_usage(server):
 async def test_tokens_are_sent_as_they_are_generated(start_server, engine):
     gate = GatedEngine(engine, tokens_before=6)
     async with start_server(with_engine=gate) as server:
-        chunks = await complete(server, stream=True, seed=4, max_tokens=30)
+        chunks = await complete(server, stream=True, seed=18, max_tokens=30)
         seen = ""
         async for chunk in chunks:
             seen += chunk.choices[0].delta.content or ""
@@ -81,7 +81,7 @@ async def test_usage_counts_the_stored_tokens(server):
 
 
 async def test_stored_logprobs_are_those_of_a_full_forward_pass(server, tiny_model_path):
-    await complete(server, max_tokens=40, temperature=0.7, seed=4)
+    await complete(server, max_tokens=40, temperature=0.7, seed=18)
     turn = await server.store.read(load_turn, 1)
     model = AutoModelForCausalLM.from_pretrained(tiny_model_path, dtype=torch.float32)
     with torch.no_grad():
@@ -100,7 +100,7 @@ async def test_a_seed_repeats_an_answer_and_another_seed_does_not(server):
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
 async def test_both_names_limit_the_answer(server, name):
-    answer = await complete(server, seed=4, **{name: 3})
+    answer = await complete(server, seed=18, **{name: 3})
     assert (answer.usage.completion_tokens, answer.choices[0].finish_reason) == (3, "length")
 
 
@@ -235,7 +235,7 @@ async def test_a_request_that_the_client_sends_again_is_a_retry(server):
 async def test_closing_a_stream_frees_the_engine_and_keeps_the_turn_as_aborted(start_server, engine):
     gate = GatedEngine(engine, tokens_before=3)
     async with start_server(with_engine=gate) as server:
-        chunks = await complete(server, stream=True, seed=4, max_tokens=400)
+        chunks = await complete(server, stream=True, seed=18, max_tokens=400)
         await eventually(lambda: gate.passed == 3)
         await chunks.close()
         await eventually(lambda: engine.load == (0, 0) and gate.closed == 1)
@@ -254,7 +254,7 @@ async def test_closing_a_stream_frees_the_engine_and_keeps_the_turn_as_aborted(s
 
 async def test_a_client_that_leaves_an_unstreamed_answer_frees_the_engine(start_server, engine, gated):
     async with start_server(with_engine=gated) as server:
-        asking = asyncio.create_task(complete(server, seed=4, max_tokens=400))
+        asking = asyncio.create_task(complete(server, seed=18, max_tokens=400))
         await eventually(lambda: engine.load[0] == 1)
         asking.cancel()
         await eventually(lambda: engine.load == (0, 0) and gated.closed == 1)
@@ -280,7 +280,7 @@ async def test_a_turn_is_written_before_its_first_token_and_again_before_its_las
 async def test_when_the_server_stops_the_turn_says_so(start_server, gated, monkeypatch):
     monkeypatch.setattr("nextstate.serve.run.GRACE_S", 0)
     async with start_server(with_engine=gated) as server:
-        chunks = await complete(server, stream=True, seed=4, max_tokens=400)
+        chunks = await complete(server, stream=True, seed=18, max_tokens=400)
         await anext(aiter(chunks))
         await server.stop()
         [turn] = await server.turns()
@@ -290,7 +290,7 @@ async def test_when_the_server_stops_the_turn_says_so(start_server, gated, monke
 async def test_silence_is_filled_with_empty_pieces(start_server, gated, monkeypatch):
     monkeypatch.setattr(chat_completions, "KEEP_ALIVE_S", 0.05)
     async with start_server(with_engine=gated) as server:
-        chunks = await complete(server, stream=True, seed=4, max_tokens=10)
+        chunks = await complete(server, stream=True, seed=18, max_tokens=10)
         empty = 0
         async for chunk in chunks:
             empty += chunk.choices[0].delta.content is None and chunk.choices[0].finish_reason is None
@@ -309,9 +309,9 @@ class FaultyEngine(GatedEngine):
 async def test_an_engine_fault_is_a_500_and_leaves_the_turn_out(start_server, engine):
     async with start_server(with_engine=FaultyEngine(engine)) as server:
         with pytest.raises(openai.InternalServerError, match="out of memory"):
-            await complete(server, max_tokens=20, seed=4)
+            await complete(server, max_tokens=20, seed=18)
         with pytest.raises(openai.APIError, match="out of memory"):
-            await stream(server, max_tokens=20, seed=4)
+            await stream(server, max_tokens=20, seed=18)
         for turn in await server.turns():
             assert (turn.state, turn.reason) == ("left_out", "engine_fault")
 
