@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nextstate.collect.placement import place
+from nextstate.collect.request import Incoming
 from nextstate.collect.spine import answer_spine, request_spine
 from nextstate.store.status import show_turn
 from nextstate.store.store import Store
@@ -24,28 +25,48 @@ class Talk:
 
     def __init__(self, store: Store) -> None:
         self.store = store
+        self.now = 1000.0
+        """Seconds; each request comes one later."""
 
-    def place(self, messages, *, user="", key=None, side=False, retries=0) -> Placement:
-        return self.store.read_now(place, user, messages, key, side, retries)
+    def fail(self, turn_id: int) -> None:
+        """The engine could not answer."""
+        self.store.write_now(leave_out, [turn_id], SkipReason.ENGINE_FAULT, "It broke.", at=self.now)
+
+    def incoming(self, messages, *, user="", key=None, side=False, retries=0, **fields) -> Incoming:
+        named = {"session_id": key} if key is not None else {}
+        marked = {"turn_type": "side"} if side else {}
+        self.now += 1
+        given = {"received_at": self.now, "retry_count": retries, **fields}
+        body = {**named, **marked, **given.pop("body", {})}
+        return Incoming(user=user, messages=tuple(messages), body=body, **given)
+
+    def place(self, messages, **how) -> Placement:
+        return self.store.read_now(place, self.incoming(messages, **how))
 
     def ask(self, messages, answer=None, finish=FinishReason.STOP, **how) -> int:
-        """Open a turn; with an answer, finish it. Returns its id."""
+        """Open a turn; with an answer, a text or a message, finish it. Returns its id."""
+        incoming = self.incoming(messages, **how)
         new = NewTurn(
-            user=how.get("user", ""),
-            placement=self.place(messages, **how),
-            messages=tuple(messages),
+            user=incoming.user,
+            placement=self.store.read_now(place, incoming),
+            messages=incoming.messages,
             prompt_ids=(1, 2, 3),
             request_spine=request_spine(messages),
             sampling=Sampling(max_tokens=8),
             learn=True,
+            received_at=incoming.received_at,
         )
         turn_id, _ = self.store.write_now(open_turn, new)
         if answer is not None:
+            said = says(answer) if isinstance(answer, str) else answer
             self.store.write_now(
                 finish_turn,
                 turn_id,
-                answer=answer,
-                answer_spine=answer_spine(messages, answer),
+                answer=said["content"],
+                answer_spine=answer_spine(messages, said),
+                reasoning=said.get("reasoning_content"),
+                tool_calls=said.get("tool_calls"),
+                finished_at=self.now,
                 reply_ids=(4, 5),
                 reply_logprobs=(-0.5, -0.25),
                 reply_versions=(0, 0),
@@ -140,7 +161,7 @@ def test_a_request_that_was_not_answered_to_its_end_is_retried_in_its_session(ta
 def test_a_request_that_the_engine_failed_is_retried_under_the_same_parent(talk: Talk):
     parent = talk.ask([HI], "Hello")
     failed = talk.ask([HI, says("Hello"), MORE])
-    talk.store.write_now(leave_out, [failed], SkipReason.ENGINE_FAULT, "It broke.")
+    talk.fail(failed)
     placed = talk.place([HI, says("Hello"), MORE])
     assert (placed.kind, placed.parent_turn_id, placed.next_state) == ("retry", parent, ())
 
@@ -167,7 +188,7 @@ def test_an_edited_message_is_a_branch_and_leaves_the_first_next_state_as_it_was
     parent = talk.ask([HI], "Hello")
     talk.ask([HI, says("Hello"), MORE], "A")
     edited = talk.ask([HI, says("Hello"), HI], "B")
-    assert (talk.row(edited).kind, talk.row(edited).parent_turn_id) == ("continuation", parent)
+    assert (talk.row(edited).kind, talk.row(edited).parent_turn_id) == ("branch", parent)
     assert talk.row(parent).next_state == [MORE]
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from nextstate.collect.spine import answer_prefixes, answer_spine, request_spine
+from nextstate.collect.spine import answer_spine, read, request_spine
 
 HI = {"role": "user", "content": "Hi"}
 HELLO = {"role": "assistant", "content": "Hello!"}
@@ -56,13 +56,12 @@ def test_other_conversations_have_other_spines(other):
 def test_the_next_request_carries_the_spine_of_the_answer():
     system = {"role": "system", "content": "Be kind."}
     after = [system, HI, HELLO, {"role": "user", "content": "More"}, HELLO, HI]
-    prefixes = answer_prefixes(after)
-    assert [index for index, _ in prefixes] == [2, 4]
-    assert prefixes[0][1] == answer_spine([HI], "Hello!")
-    assert prefixes[1][1] == answer_spine(after[:4], "Hello!")
+    answers = read(after).answers
+    assert [answer.index for answer in answers] == [2, 4]
+    assert [answer.spine for answer in answers] == [answer_spine([HI], HELLO), answer_spine(after[:4], HELLO)]
 
 
 def test_requests_of_system_text_alone_are_told_apart_by_it():
     one, two = [{"role": "system", "content": "One"}], [{"role": "system", "content": "Two"}]
     assert request_spine(one) != request_spine(two)
-    assert answer_prefixes([*one, HELLO, HI])[0][1] == answer_spine(one, "Hello!")
+    assert read([*one, HELLO, HI]).answers[0].spine == answer_spine(one, HELLO)

@@ -28,6 +28,8 @@ class Said(StrEnum):
     """A program speaks: a format error, a result of other work. Part of the conversation, but not the human's words."""
     POLL = "poll"
     """A timer speaks, and nobody waits for the answer."""
+    SUMMARY = "summary"
+    """Stands in place of the beginning of a conversation that grew too long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,9 @@ _OPENINGS: tuple[tuple[Said, str], ...] = (
     (Said.REPORT, "A background task completed. Use this result to reply"),
     (Said.REPORT, "Tool call error:\n\n<error>"),
     (Said.REPORT, "Format error:\n\n<error>"),
+    (Said.SUMMARY, "The conversation history before this point was compacted into the following summary:"),
+    (Said.SUMMARY, "This session is being continued from a previous conversation that ran out of context."),
+    (Said.SUMMARY, "Another language model started to solve this problem and produced a summary"),
     (Said.POLL, "Follow the heartbeat monitor scratch context when provided."),
     (Said.POLL, "[OpenClaw heartbeat poll]"),
     (Said.POLL, "Read HEARTBEAT.md if it exists"),
@@ -230,20 +235,6 @@ def is_subagent(said: Iterable[UserText], headers: dict[str, str]) -> bool:
         return True
     first = next((text.text for text in said if text.said is Said.HUMAN), "")
     return first.startswith(_SUBAGENT_OPENINGS)
-
-
-# -- shortened histories -----------------------------------------------------------------------------------------------
-
-_SUMMARIES = (
-    "The conversation history before this point was compacted into the following summary:",
-    "This session is being continued from a previous conversation that ran out of context.",
-    "Another language model started to solve this problem and produced a summary",
-)
-
-
-def begins_with_summary(said: Sequence[UserText]) -> bool:
-    """Whether the client has put a summary in place of the beginning of the conversation."""
-    return any(text.text.startswith(_SUMMARIES) for text in said[:2])
 
 
 def _text(message: Message) -> str:

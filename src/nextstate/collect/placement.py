@@ -89,7 +89,8 @@ class _Found:
     after: int
     """Index of the first message behind its answer."""
     how: str
-    exact: bool = True
+    by: str = "answer"
+    """answer: it is there as it was given; changed, shortened: nearly so; lost: it is not there."""
 
 
 class _Placing:
@@ -186,10 +187,9 @@ class _Placing:
         if _unfinished(row):
             because = f"It names turn {row.turn_id}, whose answer was not finished."
             return self._placement(row.session_id, "continuation", row.parent_turn_id, because)
-        after = self._talk.answers[-1].index + 1 if self._has_history else 0
         kind = "branch" if row.continued else "continuation"
         because = f"It names turn {row.turn_id} as the one that it continues."
-        return self._placement(row.session_id, kind, row.turn_id, because, after=after)
+        return self._placement(row.session_id, kind, row.turn_id, because, after=self._behind())
 
     # -- the same request again ----------------------------------------------------------------------------------------
 
@@ -221,7 +221,7 @@ class _Placing:
             return None
         if row.kind != "retry" and _unusable(row):
             return self._retry(row, f"This is {same}, whose answer the client could not read.")
-        if found is not None and found.exact and not found.row.continued:
+        if found is not None and found.by == "answer" and not found.row.continued:
             return None  # a twin of that conversation, which has got as far as the other
         because = f"This is {same}, which has an answer: the client wants another."
         return self._placement(row.session_id, "regeneration", row.parent_turn_id, because)
@@ -268,56 +268,60 @@ class _Placing:
         return None
 
     def _by_ids(self, step: Step, rows: list[AnyRow]) -> list[AnyRow]:
-        """Of turns that look the same, first the one whose tool calls bear the ids that came back."""
-        return sorted(rows, key=lambda row: not (step.call_ids & _call_ids(row))) if step.call_ids else rows
+        """Of turns that look the same, first the one whose tool calls bear the ids that came back.
+
+        Side requests come last: some of them are part of the conversation, such as a timer's, and most are not.
+        """
+        return sorted(rows, key=lambda row: (row.kind == "side", not (step.call_ids & _call_ids(row))))
 
     def _changed_answer(self, step: Step) -> _Found | None:
         """The model was told the same, and what it said is nearly what the client says it said."""
-        rows = [row for row in self._turns(heard_spine=step.heard) if _similar(row, step)]
+        rows = [row for row in self._turns(heard_spine=step.heard) if row.kind != "side" and _similar(row, step)]
         for row in self._by_ids(step, rows):
             how = f"It repeats the conversation up to the answer of turn {row.turn_id}, which the client has changed."
-            return _Found(row, step.index + 1, how, exact=False)
+            return _Found(row, step.index + 1, how, by="changed")
         return None
 
     def _shortened(self, step: Step) -> _Found | None:
         """The last exchange is ours, and what came before it has been shortened or rewritten."""
         if not step.block:
             return None
-        rows = [row for row in self._turns(block_spine=step.block) if _equal(row, step)]
-        telling = self._session_id is not None or clients.begins_with_summary(self._talk.said) or bool(step.call_ids)
+        rows = [row for row in self._turns(block_spine=step.block) if row.kind != "side" and _equal(row, step)]
+        telling = self._session_id is not None or self._summary() is not None or bool(step.call_ids)
         telling = telling or len(step.text) + sum(len(arguments) for _, arguments in step.calls) >= 24
         if not rows or not telling or len({row.session_id for row in rows}) > 1:
             return None
         row = self._by_ids(step, rows)[0]
         how = f"It repeats the last exchange of turn {row.turn_id}; the client has shortened what came before."
-        return _Found(row, step.index + 1, how, exact=False)
+        return _Found(row, step.index + 1, how, by="shortened")
 
     def _lost_answer(self) -> _Found | None:
         """A request whose end lies behind the last answer: the client has dropped the answer that it got."""
         after = self._talk.after_answer
+        opening = not self._has_history and self._session_id is None
         for step in reversed(after[:-1][-_MAX_LOST:]):
             for row in self._turns(request_spine=step.spine):
-                age_s = self._in.received_at - row.created_at
-                opening = not self._has_history and self._session_id is None
-                if row.kind == "side" or row.continued or row.state == TurnState.GENERATING:
+                if row.kind == "side" or row.continued:
                     continue
-                if opening and (row.setting != self._talk.setting or age_s > RETRY_WITHIN_S):
-                    continue
+                recent = self._in.received_at - row.created_at <= RETRY_WITHIN_S
+                same = row.setting == self._talk.setting and row.state != TurnState.GENERATING
+                if opening and not (same and recent):
+                    continue  # another conversation that begins with the same words
                 how = f"It goes on after the request of turn {row.turn_id}, whose answer the client has dropped."
-                return _Found(row, step.index + 1, how, exact=False)
+                return _Found(row, step.index + 1, how, by="lost")
         return None
 
     def _follows(self, found: _Found) -> Placement:
         row = found.row
-        if _unfinished(row):
-            parent = find_turn(self._db, self._in.user, row.parent_turn_id) if row.parent_turn_id else None
+        if _unfinished(row) or row.state == TurnState.GENERATING:
             because = f"It goes on after turn {row.turn_id}, which was not answered to its end."
-            after = self._talk.answers[-1].index + 1 if parent is not None and self._has_history else None
+            if found.by != "lost":
+                return self._placement(row.session_id, "continuation", row.turn_id, because)
+            after = self._behind() if row.parent_turn_id is not None else None
             return self._placement(row.session_id, "continuation", row.parent_turn_id, because, after=after)
-        kind = "branch" if found.exact and row.continued else "continuation"
-        how = found.how
-        if kind == "branch":
-            how = f"It goes on from the answer of turn {row.turn_id} in another way than before."
+        kind, how = "continuation", found.how
+        if row.continued and found.by in ("answer", "changed"):
+            kind, how = "branch", f"It goes on from the answer of turn {row.turn_id} in another way than before."
         if any(step.index >= found.after for step in self._talk.answers):
             how = f"It repeats the conversation up to the answer of turn {row.turn_id}; later answers are not ours."
         return self._placement(row.session_id, kind, row.turn_id, how, after=found.after)
@@ -325,6 +329,8 @@ class _Placing:
     # -- without a parent ----------------------------------------------------------------------------------------------
 
     def _unrecognised(self) -> Placement:
+        if self._key is None and (summarised := self._summarised()) is not None:
+            return summarised
         if not self._has_history:
             return self._without_history()
         if self._session_id is None:
@@ -334,8 +340,28 @@ class _Placing:
             because = "The client named the session, which has no finished turn yet."
             return self._placement(self._session_id, "new", None, because)
         because = f"The client named the session and rewrote its history; its newest turn is {newest.turn_id}."
-        after = self._talk.answers[-1].index + 1
-        return self._placement(self._session_id, "continuation", newest.turn_id, because, after=after)
+        return self._placement(self._session_id, "continuation", newest.turn_id, because, after=self._behind())
+
+    def _summary(self) -> str | None:
+        """The text that the client has put in place of the beginning of the conversation."""
+        return next((said.text for said in self._talk.said[:3] if said.said is Said.SUMMARY), None)
+
+    def _summarised(self) -> Placement | None:
+        """The conversation whose summary, which is an answer of ours, this one begins with."""
+        summary = self._summary()
+        if summary is None:
+            return None
+        for row in recent_turns(self._db, self._in.user, side=True):
+            start = _folded(row.answer or "")[:200]
+            newest = newest_turn(self._db, row.session_id) if len(start) >= 24 and start in _folded(summary) else None
+            if newest is not None:
+                because = f"It begins with the summary that turn {row.turn_id} gave of its session."
+                return self._placement(row.session_id, "continuation", newest.turn_id, because, after=self._behind())
+        return None
+
+    def _behind(self) -> int:
+        """Index of the first message behind the last answer."""
+        return self._talk.answers[-1].index + 1 if self._has_history else 0
 
     def _without_history(self) -> Placement:
         session_id = self._session_id
@@ -349,6 +375,11 @@ class _Placing:
             named = self._key is not None
             return self._opens("The client named a session that is new here." if named else "It has no history.")
         newest = newest_turn(self._db, session_id)
+        if newest is not None and self._summary() is not None:
+            because = (
+                f"The client named the session and put a summary in place of its history up to turn {newest.turn_id}."
+            )
+            return self._placement(session_id, "continuation", newest.turn_id, because, after=0)
         if newest is not None and newest.tool_calls and not newest.continued:
             because = f"The client named a session that waits for the tool calls of turn {newest.turn_id}."
             return self._placement(session_id, "subagent", None, because)
@@ -444,7 +475,7 @@ def read_next_state(messages: Sequence[Message]) -> tuple[tuple[Message, ...], S
             continue  # it holds nothing that anybody could have answered to
         if role == "user":
             text = clients.read_user_text(spine.flatten(message.get("content")))
-            if text.said in (Said.CARRIER, Said.RETRY, Said.POLL):
+            if text.said in (Said.CARRIER, Said.RETRY, Said.POLL, Said.SUMMARY):
                 continue
             human = text.said is Said.HUMAN
             speakers.add(Source.USER if human else Source.ENVIRONMENT)

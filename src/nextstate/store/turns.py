@@ -242,30 +242,28 @@ def close_interrupted(db: Connection) -> int:
 
 def end_sessions(db: Connection, *, idle_before: float) -> int:
     """End sessions without a request since then; their last turns have no next state. Returns how many ended."""
-    idle = sessions.c.ended_at.is_(None) & (sessions.c.last_at < idle_before)
-    return _end(db, list(db.execute(select(sessions.c.session_id).where(idle)).scalars()), "idle")
+    return _end(db, sessions.c.ended_at.is_(None) & (sessions.c.last_at < idle_before), "idle")
 
 
 def end_session(db: Connection, session_id: int) -> None:
     """The client said that a session is over."""
-    _end(db, [session_id], "done")
+    _end(db, sessions.c.session_id == session_id, "done")
 
 
-def _end(db: Connection, session_ids: list[int], why: str) -> int:
-    now = time.time()
-    db.execute(update(sessions).where(sessions.c.session_id.in_(session_ids)).values(ended_at=now, end_reason=why))
-    open_ends = (turns.c.session_id.in_(session_ids)) & (turns.c.state == TurnState.FINISHED)
+def _end(db: Connection, which: ColumnElement[bool], why: str) -> int:
+    # The turns first, while the sessions can still be told by `which`; neither is ever listed here, for there may be
+    # a hundred thousand.
     said = "The client ended the session" if why == "done" else "The session went idle"
     db.execute(
         update(turns)
-        .where(open_ends)
+        .where(turns.c.session_id.in_(select(sessions.c.session_id).where(which)), turns.c.state == TurnState.FINISHED)
         .values(
             state=TurnState.LEFT_OUT,
             reason=SkipReason.NO_NEXT_STATE,
             detail=f"{said} and nothing had followed this answer.",
         )
     )
-    return len(session_ids)
+    return db.execute(update(sessions).where(which).values(ended_at=time.time(), end_reason=why)).rowcount
 
 
 def find_session(db: Connection, user: str, key: str) -> int | None:
@@ -364,8 +362,9 @@ def newest_turn(db: Connection, session_id: int) -> AnyRow | None:
     return db.execute(query.order_by(turns.c.turn_id.desc()).limit(1)).first()
 
 
-def recent_turns(db: Connection, user: str) -> list[AnyRow]:
-    """The newest turn that is no side request of each of a user's MAX_FOUND liveliest sessions, liveliest first.
+def recent_turns(db: Connection, user: str, *, side: bool = False) -> list[AnyRow]:
+    """The newest turn of each of a user's MAX_FOUND liveliest sessions, liveliest first: the newest side request, or
+    the newest that is none.
 
     Rows have the columns of `find_turns`, and `messages` and `last_at`.
     """
@@ -374,7 +373,7 @@ def recent_turns(db: Connection, user: str) -> list[AnyRow]:
     of_session = turns.alias()
     newest = (
         select(of_session.c.turn_id)
-        .where(of_session.c.session_id == live.c.session_id, of_session.c.kind != "side")
+        .where(of_session.c.session_id == live.c.session_id, (of_session.c.kind == "side") == side)
         .order_by(of_session.c.turn_id.desc())
         .limit(1)
         .scalar_subquery()
