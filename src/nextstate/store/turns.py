@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 from uuid import uuid4
 
@@ -19,7 +21,7 @@ from nextstate.store.arrays import (
     unpack_logprobs,
     unpack_versions,
 )
-from nextstate.store.schema import next_states, sessions, turns
+from nextstate.store.schema import next_states, sessions, tool_sets, turns
 from nextstate.store.store import AnyRow, note
 from nextstate.types import (
     FinishReason,
@@ -58,6 +60,10 @@ class NewTurn:
     user: str
     placement: Placement
     messages: tuple[Message, ...]
+    dialect: str
+    """Which API it came through; of 'completions' and 'generate' the messages are not what the prompt was made of."""
+    tools: tuple[Mapping[str, Any], ...]
+    """Those that the model saw."""
     prompt_ids: TokenIds
     request_spine: str
     sampling: Sampling
@@ -65,10 +71,10 @@ class NewTurn:
     """False: serve it and never judge or train it."""
 
 
-def open_turn(db: Connection, new: NewTurn) -> tuple[int, str]:
+def open_turn(db: Connection, new: NewTurn) -> tuple[int, int, str]:
     """Write a request down before it is answered, and give its parent the next state it brings.
 
-    Returns the turn's id and its session's key.
+    Returns the turn's id, its session's id, and the session's key.
     """
     now, place = time.time(), new.placement
     session_id, key = _session(db, new.user, place, now)
@@ -90,6 +96,8 @@ def open_turn(db: Connection, new: NewTurn) -> tuple[int, str]:
         "user": new.user,
         "parent_turn_id": place.parent_turn_id,
         "kind": place.kind,
+        "dialect": new.dialect,
+        "tool_set": _keep_tools(db, new.tools),
         "placed_because": place.because,
         "state": TurnState.GENERATING,
         "messages_kept": messages_kept,
@@ -105,7 +113,27 @@ def open_turn(db: Connection, new: NewTurn) -> tuple[int, str]:
     turn_id = int(db.execute(insert(turns).values(row).returning(turns.c.turn_id)).scalar_one())
     if place.parent_turn_id is not None and place.next_state:
         _add_next_state(db, place, turn_id, now)
-    return turn_id, key
+    return turn_id, session_id, key
+
+
+def _keep_tools(db: Connection, tools: Sequence[Mapping[str, Any]]) -> str | None:
+    """Write tools down unless they are known; clients send the same ones with every request. Gives their hash."""
+    if not tools:
+        return None
+    text = json.dumps(tools, ensure_ascii=False)
+    digest = sha256(text.encode()).hexdigest()[:32]
+    known = select(tool_sets.c.tool_set).where(tool_sets.c.tool_set == digest)
+    if db.execute(known).first() is None:
+        db.execute(insert(tool_sets).values(tool_set=digest, tools=text))
+    return digest
+
+
+def load_tools(db: Connection, tool_set: str | None) -> tuple[Mapping[str, Any], ...]:
+    """The tools behind a turn's `tool_set`, as the client sent them."""
+    if tool_set is None:
+        return ()
+    text = db.execute(select(tool_sets.c.tools).where(tool_sets.c.tool_set == tool_set)).scalar_one()
+    return tuple(json.loads(text))
 
 
 def _session(db: Connection, user: str, place: Placement, now: float) -> tuple[int, str]:
@@ -139,7 +167,8 @@ def finish_turn(
     db: Connection,
     turn_id: int,
     *,
-    answer: str,
+    answer: Message,
+    malformed_calls: int,
     answer_spine: str,
     reply_ids: TokenIds,
     reply_logprobs: Sequence[float],
@@ -150,6 +179,8 @@ def finish_turn(
     """Write the answer down, exactly as sampled, and decide whether it can be learned from at all.
 
     Args:
+        answer: the assistant's message as the client saw it.
+        malformed_calls: tool calls in it that were none, and went out as text.
         counted_tokens: reply tokens as counted on their way to the client; a difference quarantines the turn.
     """
     row = db.execute(select(turns.c.sampling, turns.c.kind, turns.c.learn).where(turns.c.turn_id == turn_id)).one()
@@ -162,7 +193,10 @@ def finish_turn(
         "state": TurnState.LEFT_OUT if skip else TurnState.FINISHED,
         "reason": skip,
         "detail": detail,
-        "answer": answer,
+        "answer": answer["content"],
+        "reasoning": answer.get("reasoning_content"),
+        "tool_calls": answer.get("tool_calls"),
+        "malformed_calls": malformed_calls,
         "answer_spine": answer_spine,
         "reply_ids": pack_ids(reply_ids),
         "reply_logprobs": pack_logprobs(reply_logprobs),
@@ -277,19 +311,31 @@ def newest_turn(db: Connection, session_id: int) -> AnyRow | None:
 
 def load_messages(db: Connection, turn_id: int) -> tuple[Message, ...]:
     """The whole conversation of a turn, its answer as the last message when there is one."""
-    columns = turns.c.parent_turn_id, turns.c.messages_kept, turns.c.messages, turns.c.answer
+    said = turns.c.answer, turns.c.reasoning, turns.c.tool_calls
+    columns = turns.c.parent_turn_id, turns.c.messages_kept, turns.c.messages, *said
     pieces: list[Mapping[str, Any]] = []
     kept: int | None = None
     next_id: int | None = turn_id
     while next_id is not None and kept != 0:
         row = db.execute(select(*columns).where(turns.c.turn_id == next_id)).one()
-        answer = [] if row.answer is None else [{"role": "assistant", "content": row.answer}]
-        here = [*row.messages, *answer]
+        here = [*row.messages, *_answer(row)]
         # Of this turn's conversation the child keeps `kept` messages, of which `messages_kept` are further up.
         pieces = here[: None if kept is None else max(0, kept - row.messages_kept)] + pieces
         kept = row.messages_kept if kept is None else min(kept, row.messages_kept)
         next_id = row.parent_turn_id
     return tuple(pieces)
+
+
+def _answer(row: AnyRow) -> list[Message]:
+    """The assistant's message, if there is one yet."""
+    if row.answer is None:
+        return []
+    message: dict[str, Any] = {"role": "assistant", "content": row.answer}
+    if row.reasoning:
+        message["reasoning_content"] = row.reasoning
+    if row.tool_calls:
+        message["tool_calls"] = row.tool_calls
+    return [message]
 
 
 def load_turn(db: Connection, turn_id: int) -> Turn:
