@@ -147,6 +147,7 @@ class SampledToken:
     id: int
     logprob: float
     """nats, under the sampling transform in use."""
+    version: int
     top: tuple[tuple[int, float], ...]
     """The most likely tokens in its place, best first."""
 
@@ -307,7 +308,7 @@ class Answer:
         self._services.metrics.reply_tokens.inc(len(chunk.ids))
         if self._ask.report_logprobs:
             tops = chunk.top_logprobs or ((),) * len(chunk.ids)
-            self.tokens += map(SampledToken, chunk.ids, chunk.logprobs, tops)
+            self.tokens += map(SampledToken, chunk.ids, chunk.logprobs, chunk.versions, tops)
 
     def _show(self, text: str, *, last: bool) -> bool:
         """Pass text on as events. True: the request wants nothing behind the call that came."""
