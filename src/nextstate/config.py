@@ -45,7 +45,7 @@ class ServeConfig(_Section):
     """Only loopback addresses are served without a key."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8700
     api_key: SecretStr | None = None
-    """Clients must send it as a bearer token; needed for any address but loopback. Set it by environment."""
+    """A key beside those of `nextstate keys`; any address but loopback needs one of them. Set it by environment."""
     max_queue: PositiveInt = 64
     """Requests that may wait for a free stream; more are answered 429."""
     temperature: NonNegativeFloat = 0.7
@@ -53,6 +53,12 @@ class ServeConfig(_Section):
     max_tokens: PositiveInt = 512
     """For requests that name none."""
     max_body_bytes: PositiveInt = 8_000_000
+    max_depth: Annotated[int, Field(ge=8, le=200)] = 64
+    """Objects and lists inside one another in a request; the parser would give up at some hundreds."""
+    body_timeout_s: PositiveFloat = 30
+    """Time that a client has to send the headers of a request, and again to send its body."""
+    send_timeout_s: PositiveFloat = 60
+    """A client that takes nothing of its answer for this long loses its connection."""
 
 
 class EngineConfig(_Section):

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import pytest
+from tests.rows import finished_turn, new_turn
+
+from nextstate.store.keys import add_key
 
 HI = [{"role": "user", "content": "Hi"}]
 
@@ -51,3 +54,18 @@ async def test_words_that_are_not_unicode_are_refused(server):
     response = await server.http.post("/v1/feedback", content=body, headers={"content-type": "application/json"})
     assert response.status_code == 400
     assert "not unicode" in response.json()["error"]["message"]
+
+
+async def test_feedback_on_anothers_turn_is_the_same_404_as_on_none(store, start_server):
+    ann, bob = (
+        {"x-api-key": store.write_now(add_key, name, user, learn=True)} for name, user in (("a", "ann"), ("b", "bob"))
+    )
+    async with start_server() as server:
+        for owner in ("ann", "ann/some conversation"):
+            thumb = {"turn_id": finished_turn(store, new=new_turn(user=owner)), "value": "good"}
+            none = await server.http.post("/v1/feedback", json={**thumb, "turn_id": 99}, headers=bob)
+            refused = await server.http.post("/v1/feedback", json=thumb, headers=bob)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (404, "turn_not_found")
+            assert refused.text.replace(str(thumb["turn_id"]), "99") == none.text
+            assert (await server.http.post("/v1/feedback", json=thumb, headers=ann)).status_code == 200
+    assert len(server.judge_calls) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
@@ -10,14 +11,18 @@ _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 
 
 class Detokenizer:
-    """Gives the text of a reply piece by piece; special tokens are left out.
+    """Gives the text of a reply piece by piece; special tokens are left out, but for those in `keep`.
 
     The pieces joined are the decoded reply, for every sequence of tokens. A character whose bytes are spread over
     several tokens comes with the last of them.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, keep: frozenset[str] = frozenset()) -> None:
+        """Args:
+        keep: special tokens to show as they are written, such as `OutputFormat.markers`; others are no matter.
+        """
         self._tokenizer = tokenizer
+        self._hidden = _special_ids(tokenizer, keep)
         # Some decoders treat the first token of a text in their own way, so new tokens are decoded behind the last
         # ones that gave text. Both begin and end between two characters.
         self._context: list[int] = []
@@ -26,7 +31,7 @@ class Detokenizer:
 
     def add(self, ids: Sequence[int]) -> str:
         """The text that these tokens complete; empty when a character is still open."""
-        self._pending.extend(ids)
+        self._pending.extend(one for one in ids if one not in self._hidden)
         text = self._decode(self._context + self._pending)
         if text.endswith(_INCOMPLETE):
             return ""
@@ -46,4 +51,15 @@ class Detokenizer:
         return piece
 
     def _decode(self, ids: list[int]) -> str:
-        return str(self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        # What must not be seen is gone already: a decoder can leave out all special tokens or none.
+        return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+@lru_cache(maxsize=16)
+def _special_ids(tokenizer: Any, keep: frozenset[str]) -> frozenset[int]:
+    """The special tokens that a reply does not show. Asking a tokenizer takes a millisecond, so each is asked once."""
+    return frozenset(
+        token_id
+        for token_id, token in tokenizer.added_tokens_decoder.items()
+        if token.special and str(token) not in keep
+    )

@@ -6,21 +6,18 @@ import asyncio
 import json
 import logging
 import sys
-from collections.abc import Callable
 from dataclasses import asdict
-from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, ParamSpec
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from nextstate import __version__, config
-from nextstate.errors import ConfigError, NextstateError
-
-P = ParamSpec("P")
+from nextstate.cli.common import AsJson, Data, err, friendly, open_store, out
+from nextstate.cli.keys import keys_app
+from nextstate.errors import ConfigError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
 turns_app = typer.Typer(no_args_is_help=True, help="What happened to each answer.")
@@ -29,29 +26,7 @@ model_app = typer.Typer(no_args_is_help=True, help="The built-in model.")
 app.add_typer(turns_app, name="turns")
 app.add_typer(versions_app, name="versions")
 app.add_typer(model_app, name="model")
-
-out = Console()
-err = Console(stderr=True)
-
-Data = Annotated[
-    Path | None,
-    typer.Option("--data", help="The data folder that `serve` was given; else $NEXTSTATE_DATA, or the default."),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
-
-
-def friendly(command: Callable[P, None]) -> Callable[P, None]:
-    """End with one sentence and status 1 where the user can do something about it."""
-
-    @wraps(command)
-    def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
-        try:
-            command(*args, **kwargs)
-        except NextstateError as error:
-            err.print(f"[red]error:[/red] {escape(str(error))}", soft_wrap=True, highlight=False)
-            raise typer.Exit(1) from error
-
-    return wrapped
+app.add_typer(keys_app, name="keys")
 
 
 @app.command()
@@ -94,7 +69,7 @@ def status(data: Data = None, as_json: AsJson = False) -> None:
     """Where all turns stand, and why the rest were not trained."""
     from nextstate.store import status as queries
 
-    found = _store(data).read_now(queries.status)
+    found = open_store(data).read_now(queries.status)
     if as_json:
         print(json.dumps({**asdict(found), "accounted_for": found.accounted_for}))
         return
@@ -128,7 +103,7 @@ def turns_list(
         if given is not None and given not in set(known):
             raise ConfigError(f"'{given}' is not one of: {', '.join(known)}.")
 
-    rows = _store(data).read_now(queries.list_turns, limit=limit, state=state, reason=reason, before=before)
+    rows = open_store(data).read_now(queries.list_turns, limit=limit, state=state, reason=reason, before=before)
     if as_json:
         print(json.dumps([_turn_json(row) for row in rows]))
         return
@@ -148,7 +123,7 @@ def turns_show(turn_id: int, data: Data = None, as_json: AsJson = False) -> None
     from nextstate.store import judging, turns
     from nextstate.store import status as queries
 
-    store = _store(data)
+    store = open_store(data)
     row = store.read_now(queries.show_turn, turn_id)
     if row is None:
         raise ConfigError(f"there is no turn {turn_id}. `nextstate turns list` shows what there is.")
@@ -178,7 +153,7 @@ def turns_why(turn_id: int, data: Data = None) -> None:
     """Why a turn was trained, waits, or was left out."""
     from nextstate.store import status as queries
 
-    row = _store(data).read_now(queries.show_turn, turn_id)
+    row = open_store(data).read_now(queries.show_turn, turn_id)
     if row is None:
         raise ConfigError(f"there is no turn {turn_id}. `nextstate turns list` shows what there is.")
     print(queries.why(row))
@@ -190,7 +165,7 @@ def versions_list(data: Data = None, as_json: AsJson = False) -> None:
     """All versions: what made them, and what the gate measured."""
     from nextstate.store import learning
 
-    rows = _store(data).read_now(learning.list_versions)
+    rows = open_store(data).read_now(learning.list_versions)
     if as_json:
         print(json.dumps([dict(row._mapping) for row in rows]))
         return
@@ -228,19 +203,6 @@ def model_fetch() -> None:
 def version() -> None:
     """The version of nextstate itself."""
     print(__version__)
-
-
-def _store(data: Path | None) -> Any:
-    """The store of a data folder, which must be there: looking must not create one."""
-    from nextstate.store.store import Store
-
-    settings = config.load(None, **({} if data is None else {"data": data}))
-    data = settings.data
-    if not (data / "nextstate.db").exists():
-        raise ConfigError(
-            f"{data} holds no nextstate data. Start `nextstate serve --data {data}` first, or name another."
-        )
-    return Store.open(settings.database_url)
 
 
 def _turn_json(row: Any) -> dict[str, Any]:

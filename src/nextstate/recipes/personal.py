@@ -28,7 +28,7 @@ from nextstate.judge.scored import ScoredJudge
 from nextstate.learn.publish import publish_loop, serve_newest
 from nextstate.learn.supervisor import keep_trainer_running
 from nextstate.serve.app import create_app
-from nextstate.serve.auth import check_bind
+from nextstate.serve.auth import check_bind, has_key
 from nextstate.serve.run import bind, serve_http
 from nextstate.store import judging, turns
 from nextstate.store.store import Store, bind_to_model, check_free, claim_folder, note
@@ -45,7 +45,7 @@ async def run(config: Config, say: Callable[[str], None]) -> None:
     Raises:
         NextstateError: something of that is wrong; nothing has been changed.
     """
-    check_bind(config.serve)
+    check_bind(config.serve, stored_key=has_key(config.data, config.database_url))
     with bind(config.serve.host, config.serve.port) as listener:
         check_free(config.data, "server")
         resolve(config.model, say)

@@ -1,6 +1,6 @@
 """The HTTP application: which endpoints there are, and what every request passes through.
 
-count ─▶ key, or loopback ─▶ JSON ─▶ size ─▶ endpoint
+count ─▶ key, or loopback ─▶ JSON ─▶ size, time, depth ─▶ endpoint
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from nextstate import __version__
 from nextstate.config import Config
 from nextstate.serve import chat_completions, feedback, models
-from nextstate.serve.auth import LoopbackOnly, RequireKey
+from nextstate.serve.auth import Admit
 from nextstate.serve.errors import handle_errors
-from nextstate.serve.limits import LimitBody, RequireJson
+from nextstate.serve.limits import RequireJson, TakeBody
 from nextstate.serve.metrics import CountRequests, Metrics
 from nextstate.serve.services import Services, ServingEngine
 from nextstate.store.store import Store
@@ -84,11 +84,13 @@ def create_app(
         return Response(await asyncio.to_thread(metrics.text), media_type=CONTENT_TYPE_LATEST)
 
     # The one added last is passed first.
-    app.add_middleware(LimitBody, max_bytes=config.serve.max_body_bytes)
+    app.add_middleware(
+        TakeBody,
+        max_bytes=config.serve.max_body_bytes,
+        timeout_s=config.serve.body_timeout_s,
+        max_depth=config.serve.max_depth,
+    )
     app.add_middleware(RequireJson)
-    if config.serve.api_key is not None:
-        app.add_middleware(RequireKey, key=config.serve.api_key)
-    else:
-        app.add_middleware(LoopbackOnly)
+    app.add_middleware(Admit, store=store, serve=config.serve)
     app.add_middleware(CountRequests, metrics=metrics, routes=ROUTES)
     return app

@@ -25,6 +25,4 @@ class RequestBody(BaseModel):
             raise PydanticCustomError(
                 "unicode", "The body holds {half}, which is not unicode.", {"half": half}
             ) from None
-        except RecursionError:
-            raise PydanticCustomError("depth", "The body is nested too deeply.") from None
         return body

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from pydantic import BeforeValidator, Field
+from sqlalchemy import Connection
 
+from nextstate.serve.auth import Caller, caller, owns
 from nextstate.serve.body import RequestBody
 from nextstate.serve.errors import ApiError
 from nextstate.serve.services import Services
 from nextstate.store.judging import add_feedback
+from nextstate.store.status import show_turn
 from nextstate.types import Feedback, Vote
 
 _VALUES = {"good": Vote.GOOD, "bad": Vote.BAD}
@@ -34,13 +37,21 @@ def router(services: Services) -> APIRouter:
     routes = APIRouter()
 
     @routes.post("/v1/feedback")
-    async def feedback(body: FeedbackRequest) -> dict[str, Any]:
+    async def feedback(body: FeedbackRequest, request: Request) -> dict[str, Any]:
         given = Feedback(value=_VALUES[body.value], words=body.words or "")
         try:
-            outcome = await services.store.write(add_feedback, body.turn_id, given)
+            outcome = await services.store.write(_add, caller(request), body.turn_id, given)
         except LookupError as error:
             raise ApiError(404, f"There is no turn {body.turn_id}.", param="turn_id", code="turn_not_found") from error
         services.wake_judge()
         return {"turn_id": body.turn_id, "outcome": outcome}
 
     return routes
+
+
+def _add(db: Connection, who: Caller, turn_id: int, given: Feedback) -> str:
+    turn = show_turn(db, turn_id)
+    if turn is None or not owns(who, turn.user):
+        # The same for both: nobody learns which turns others have.
+        raise LookupError(f"there is no turn {turn_id}")
+    return add_feedback(db, turn_id, given)

@@ -14,6 +14,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from nextstate.errors import ConfigError
+from nextstate.serve.limits import patient
 from nextstate.serve.services import Services
 
 GRACE_S = 5
@@ -57,15 +58,18 @@ async def serve_http(app: FastAPI, listener: socket.socket) -> None:
 
     Answers in flight then get `GRACE_S` seconds, or end at once on a second SIGINT.
     """
+    services: Services = app.state.services
+    limits = services.config.serve
     settings = uvicorn.Config(
         app,
+        http=patient(limits.body_timeout_s, limits.send_timeout_s),
         access_log=False,
         log_config=None,
         lifespan="on",
         timeout_graceful_shutdown=GRACE_S,
         server_header=False,
     )
-    server = _Server(settings, app.state.services)
+    server = _Server(settings, services)
     serving = asyncio.create_task(server.serve(sockets=[listener]), name="http")
     try:
         await asyncio.shield(serving)

@@ -108,22 +108,36 @@ def _begin_sqlite(db: Connection) -> None:
     db.exec_driver_sql("BEGIN IMMEDIATE" if db.get_execution_options().get("immediate") else "BEGIN")
 
 
+def make_folder(folder: Path) -> None:
+    """Make a data folder, unless it is there.
+
+    Raises:
+        ConfigError: it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # It holds conversations: nobody else on this machine may read them.
+        folder.chmod(0o700)
+    except OSError as error:
+        raise _unusable(folder, error) from error
+
+
+def _unusable(folder: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"data folder {folder} cannot be used: {error.strerror}. Choose another: --data DIR.")
+
+
 def claim_folder(folder: Path, role: str) -> IO[str]:
     """Lock a data folder for one process in a role ('server', 'trainer'); the lock ends with the process.
 
     Raises:
         ConfigError: another process has it, or the folder cannot be written.
     """
+    make_folder(folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        # It holds conversations: nobody else on this machine may read them.
-        folder.chmod(0o700)
         # Kept open by the caller: closing it gives the lock back.
         lock = (folder / f"{role}.lock").open("a+")
     except OSError as error:
-        raise ConfigError(
-            f"data folder {folder} cannot be used: {error.strerror}. Choose another: --data DIR."
-        ) from error
+        raise _unusable(folder, error) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
