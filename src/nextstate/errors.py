@@ -23,6 +23,14 @@ class AdapterMismatch(AdapterError):
     """An adapter that is whole and was made under other settings. Nothing is wrong with it."""
 
 
+class SamplingError(NextstateError, ValueError):
+    """Sampling parameters that no token can be drawn with."""
+
+
+class GrammarError(SamplingError):
+    """A schema or a tool that answers cannot be held to."""
+
+
 class EngineFault(NextstateError):
     """The engine failed on a request; the request ends, the others go on."""
 

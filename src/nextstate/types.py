@@ -5,14 +5,21 @@ Nothing here imports torch, a database or a web framework, so every part can use
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import IntEnum, StrEnum
 from typing import Any
 
-from nextstate.errors import TokenMismatch
+from nextstate.errors import SamplingError, TokenMismatch
 
 TokenIds = tuple[int, ...]
+
+LEAST_TEMPERATURE = 1e-3
+"""Lower ones count as 0: dividing by them leaves float32 nothing to tell the likely from the certain by."""
+
+MAX_TOP_LOGPROBS = 20
+"""As many as OpenAI's API reports."""
 
 Message = Mapping[str, Any]
 """One chat message in OpenAI's shape, its content flattened to a string: {"role": ..., "content": ...}."""
@@ -31,21 +38,100 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How tokens are drawn. Log-probs are recorded under exactly this transform."""
+    """How tokens are drawn. Log-probs are recorded under exactly this transform.
+
+    `engines/sampling.py` says in which order the parts apply.
+    """
 
     max_tokens: int
     temperature: float = 1.0
-    """0 picks the most likely token; such a turn carries no exploration and is left out of training."""
+    """0 picks the most likely token; such a turn carries no exploration and is left out of training. So does whatever
+    is below LEAST_TEMPERATURE."""
     top_p: float = 1.0
+    """Only the smallest set of most likely tokens with so much probability can be drawn."""
+    top_k: int = 0
+    """Only so many of the most likely tokens can be drawn; 0 for all."""
+    min_p: float = 0.0
+    """Tokens less likely than this share of the most likely one's probability cannot be drawn."""
+    presence_penalty: float = 0.0
+    """Taken off the logit of every token that the reply already has."""
+    frequency_penalty: float = 0.0
+    """Taken off the logit of a token once for each time that the reply has it."""
+    repetition_penalty: float = 1.0
+    """Divides positive logits, and multiplies others, of every token in the prompt or the reply."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Token and what is added to its logit."""
+    grammar: str | None = None
+    """Made by `engines/grammar.py`; only tokens that go on with it can be drawn."""
     seed: int | None = None
     stop: tuple[str, ...] = ()
     top_logprobs: int = 0
     """How many of the most likely tokens are reported beside each sampled one; changes nothing about what is drawn."""
 
+    def __post_init__(self) -> None:
+        allowed = {
+            "temperature": 0 <= self.temperature < math.inf,
+            "top_p": 0 <= self.top_p <= 1,
+            "top_k": self.top_k >= 0,
+            "min_p": 0 <= self.min_p <= 1,
+            "presence_penalty": math.isfinite(self.presence_penalty),
+            "frequency_penalty": math.isfinite(self.frequency_penalty),
+            "repetition_penalty": 0 < self.repetition_penalty < math.inf,
+            "logit_bias": all(token >= 0 and math.isfinite(bias) for token, bias in self.logit_bias),
+            "top_logprobs": 0 <= self.top_logprobs <= MAX_TOP_LOGPROBS,
+        }
+        for name, fine in allowed.items():
+            if not fine:
+                raise SamplingError(f"{name} is {getattr(self, name)}, which no token can be drawn with.")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most likely token is taken, with certainty."""
+        return self.temperature < LEAST_TEMPERATURE
+
+    @property
+    def why_not_trainable(self) -> str | None:
+        """What training cannot reproduce, e.g. 'top_p 0.9 and a grammar mask'; None for a plain temperature."""
+        parts = {
+            f"temperature {self.temperature:g}": self.greedy,
+            f"top_p {self.top_p}": self.top_p < 1,
+            f"top_k {self.top_k}": self.top_k > 0,
+            f"min_p {self.min_p}": self.min_p > 0,
+            f"presence_penalty {self.presence_penalty}": self.presence_penalty != 0,
+            f"frequency_penalty {self.frequency_penalty}": self.frequency_penalty != 0,
+            f"repetition_penalty {self.repetition_penalty}": self.repetition_penalty != 1,
+            "a logit bias": any(bias != 0 for _, bias in self.logit_bias),
+            "a grammar mask": self.grammar is not None,
+        }
+        used = [what for what, so in parts.items() if so]
+        if len(used) > 1:
+            return f"{', '.join(used[:-1])} and {used[-1]}"
+        return used[0] if used else None
+
     @property
     def trainable(self) -> bool:
-        """Whether training can reproduce the transform: a plain temperature, nothing cut off."""
-        return self.temperature > 0 and self.top_p >= 1.0
+        """Whether training can reproduce the transform: a plain temperature, nothing cut off or moved."""
+        return self.why_not_trainable is None
+
+    def as_json(self) -> dict[str, Any]:
+        """As the store keeps it: the limit, the temperature, and whatever else is not at its default."""
+        changed = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        values = {"temperature": self.temperature, **changed}
+        # Lists, so that a row is the same before it is written and after it was read.
+        if self.stop:
+            values["stop"] = list(self.stop)
+        if self.logit_bias:
+            values["logit_bias"] = [list(pair) for pair in self.logit_bias]
+        return values
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Sampling:
+        """What `as_json` made; rows of earlier releases too, which name their defaults and lack later fields."""
+        sequences = {
+            "stop": tuple(values.get("stop", ())),
+            "logit_bias": tuple((int(token), float(bias)) for token, bias in values.get("logit_bias", ())),
+        }
+        return cls(**{**values, **sequences})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +156,8 @@ class TokenChunk:
     versions: tuple[int, ...]
     """policy version behind each token; a publish may land in mid-reply."""
     top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
-    """For each token the most likely ones with their log-probs, best first; empty when not asked for."""
+    """For each token the most likely ones with their log-probs, best first; empty when not asked for. Under the same
+    distribution as `logprobs`: tokens that could not be drawn are missing, so at temperature 0 there is one."""
     finish: FinishReason | None = None
     """Set on the last chunk, which may carry no tokens."""
 

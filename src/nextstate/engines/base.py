@@ -15,6 +15,7 @@ class Engine(Protocol):
 
         Raises:
             ContextLengthExceeded: the prompt leaves no room for a reply.
+            SamplingError: this model cannot sample so; GrammarError, if it is for the grammar.
             EngineFault: the engine failed; the tokens so far are not an answer.
         """
         ...

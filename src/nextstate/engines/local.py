@@ -26,11 +26,12 @@ import torch
 from torch import Tensor
 
 from nextstate.engines.adapters import AdapterSlots
+from nextstate.engines.grammar import Grammars, Matcher
 from nextstate.engines.model import LoadedModel
 from nextstate.engines.packed import KVCache, forward_packed
 from nextstate.engines.prefixes import PrefixCache
-from nextstate.engines.sampling import draw
-from nextstate.errors import AdapterError, ContextLengthExceeded, EngineFault
+from nextstate.engines.sampling import Drawn, Sampler, draw
+from nextstate.errors import AdapterError, ContextLengthExceeded, EngineFault, SamplingError
 from nextstate.types import FinishReason, PolicyRef, Sampling, ScoreRequest, TokenChunk, TokenIds, TokenScores
 
 log = logging.getLogger(__name__)
@@ -58,10 +59,9 @@ class _Job:
 
 @dataclass(eq=False, kw_only=True)
 class _Generation(_Job):
-    sampling: Sampling
+    sampler: Sampler
     limit: int
     """Length at which the reply is cut."""
-    generator: torch.Generator
     sampled: int = 0
 
     def rows_wanted(self, end: int) -> list[int]:
@@ -89,6 +89,7 @@ class LocalEngine:
         max_streams: int = 16,
         prefill_tokens: int = 256,
         prefill_tokens_busy: int = 64,
+        score_tokens_busy: int = 24,
         prefix_cache_tokens: int = 4096,
         threads: int = 1,
     ) -> None:
@@ -96,14 +97,17 @@ class LocalEngine:
         max_streams: replies generated at once; others wait their turn.
         prefill_tokens: prompt tokens computed in one step when no stream is running.
         prefill_tokens_busy: the same while streams run; small, so that their tokens keep coming.
+        score_tokens_busy: of those, how many may be of sequences to score; nobody watches a judge's reply appear.
         prefix_cache_tokens: tokens of finished sequences whose keys and values are kept for the next prompt.
         threads: for the model's arithmetic. One: decoding gains nothing from a second, and the trainer wants it.
         """
         self.loaded = loaded
         self._max_streams = max_streams
         self._prefill_tokens, self._prefill_tokens_busy = prefill_tokens, prefill_tokens_busy
+        self._score_tokens_busy = score_tokens_busy
         self._threads = threads
         self._prefixes = PrefixCache(prefix_cache_tokens)
+        self._grammars = Grammars(loaded.tokenizer, loaded.end_ids)
         self._slots: AdapterSlots | None = None
         self._version = 0  # to serve from the next step on
         self._wake = threading.Condition()
@@ -151,22 +155,33 @@ class LocalEngine:
         if prompt_tokens >= self.loaded.context_tokens:
             raise ContextLengthExceeded(prompt_tokens, self.loaded.context_tokens)
 
+    async def check_sampling(self, sampling: Sampling) -> None:
+        """Raise what `generate` would raise for the sampling, before a stream has begun; takes long where it is new.
+
+        Raises:
+            SamplingError: a bias on a token that this model does not have; GrammarError: a grammar it cannot hold to.
+        """
+        vocabulary = int(self.loaded.model.config.vocab_size)  # type: ignore[union-attr, arg-type]
+        for token, _ in sampling.logit_bias:
+            if token >= vocabulary:
+                raise SamplingError(f"logit_bias names token {token}; this model's tokens are 0 to {vocabulary - 1}.")
+        await self._matcher(sampling)
+
+    async def _matcher(self, sampling: Sampling) -> Matcher | None:
+        grammar = sampling.grammar
+        return None if grammar is None else await asyncio.to_thread(self._grammars.matcher, grammar)
+
     async def generate(self, prompt: TokenIds, sampling: Sampling, policy: PolicyRef) -> AsyncIterator[TokenChunk]:
         """See `Engine.generate`."""
         self.check_prompt(len(prompt))
-        generator = torch.Generator(self.loaded.model.device)  # type: ignore[arg-type]
-        if sampling.seed is None:
-            generator.seed()
-        else:
-            generator.manual_seed(sampling.seed % 2**63)
+        await self.check_sampling(sampling)
         chunks: asyncio.Queue[TokenChunk | Exception] = asyncio.Queue()
         job = _Generation(
             ids=list(prompt),
             version=policy.version,
             deliver=_from_thread(chunks.put_nowait),
-            sampling=sampling,
+            sampler=Sampler(sampling, prompt, await self._matcher(sampling)),
             limit=min(len(prompt) + sampling.max_tokens, self.loaded.context_tokens),
-            generator=generator,
         )
         self._submit(job)
         try:
@@ -294,12 +309,15 @@ class LocalEngine:
         batch: list[tuple[_Job, list[int]]] = [(j, j.ids[-1:]) for j in jobs if len(j.ids) - j.cache.length == 1]
         streaming = any(isinstance(j, _Generation) and j.sampled for j in self._active)
         budget = self._prefill_tokens_busy if streaming else self._prefill_tokens
+        to_score = self._score_tokens_busy if streaming else budget
         for job in jobs:
             missing = len(job.ids) - job.cache.length
-            if missing > 1 and budget > 0:
-                piece = job.ids[job.cache.length : job.cache.length + budget]
+            most = min(budget, to_score) if isinstance(job, _Scoring) else budget
+            if missing > 1 and most > 0:
+                piece = job.ids[job.cache.length : job.cache.length + most]
                 batch.append((job, piece))
                 budget -= len(piece)
+                to_score -= len(piece) if isinstance(job, _Scoring) else 0
         keep: list[int] = []
         wanted: list[list[int]] = []
         row = 0
@@ -316,13 +334,18 @@ class LocalEngine:
             self.loaded.model, [piece for _, piece in batch], keep or [row - 1], [job.cache for job, _ in batch]
         ).float()
         row = 0
+        streams: list[_Generation] = []
+        stream_rows: list[int] = []
         for (job, _), positions in zip(batch, wanted, strict=True):
-            rows_KV = logits_KV[row : row + len(positions)]
-            row += len(positions)
             if isinstance(job, _Generation) and positions:
-                self._sample(job, rows_KV[0], version)
+                streams.append(job)
+                stream_rows.append(row)
             elif isinstance(job, _Scoring):
-                self._collect_scores(job, rows_KV, positions, version)
+                self._collect_scores(job, logits_KV[row : row + len(positions)], positions, version)
+            row += len(positions)
+        if streams:
+            for stream, drawn in zip(streams, draw(logits_KV[stream_rows], [j.sampler for j in streams]), strict=True):
+                self._go_on(stream, drawn, version)
 
     def _note_version(self, job: _Job, version: int) -> None:
         """Before a step: reuse what is cached under this version, and never mix versions inside a prompt."""
@@ -341,16 +364,28 @@ class LocalEngine:
                 job.logprobs.clear()
         job.cache_version = version
 
-    def _sample(self, job: _Generation, logits_V: Tensor, version: int) -> None:
-        token, logprob = draw(logits_V, job.sampling, job.generator)
-        job.ids.append(token)
+    def _go_on(self, job: _Generation, drawn: Drawn | EngineFault, version: int) -> None:
+        """Hand a stream its next token, or the reason why it has none."""
+        if isinstance(drawn, EngineFault):
+            job.deliver(drawn)
+            job.cancelled = True
+            return
+        job.ids.append(drawn.token)
         job.sampled += 1
         finish = None
-        if token in self.loaded.end_ids:
+        if drawn.token in self.loaded.end_ids:
             finish = FinishReason.STOP
         elif len(job.ids) >= job.limit:
             finish = FinishReason.LENGTH
-        job.deliver(TokenChunk(ids=(token,), logprobs=(logprob,), versions=(version,), finish=finish))
+        job.deliver(
+            TokenChunk(
+                ids=(drawn.token,),
+                logprobs=(drawn.logprob,),
+                versions=(version,),
+                top_logprobs=(drawn.top,) if job.sampler.sampling.top_logprobs else (),
+                finish=finish,
+            )
+        )
         if finish is not None:
             self._retire(job)
 

@@ -146,7 +146,7 @@ def json_depth(body: bytes) -> int:
     outside = b"".join(unescaped.split(b'"')[::2])
     brackets = np.frombuffer(outside.translate(None, _NOT_BRACKETS), dtype=np.uint8)
     opens = (brackets == ord("[")) | (brackets == ord("{"))
-    return int(np.where(opens, 1, -1).cumsum(dtype=np.int32).max(initial=0))
+    return int(np.where(opens, np.int8(1), np.int8(-1)).cumsum(dtype=np.int32).max(initial=0))
 
 
 def patient(receive_timeout_s: float, send_timeout_s: float) -> type[H11Protocol]:

@@ -84,13 +84,6 @@ def open_turn(db: Connection, new: NewTurn) -> tuple[int, int, str]:
         messages_kept = _common(parent_messages, new.messages)
         parent = load_turn(db, place.parent_turn_id)
         prompt_kept = _common(parent.prompt_ids + parent.reply_ids, new.prompt_ids)
-    sampling = {
-        "max_tokens": new.sampling.max_tokens,
-        "temperature": new.sampling.temperature,
-        "top_p": new.sampling.top_p,
-        "seed": new.sampling.seed,
-        "stop": list(new.sampling.stop),
-    }
     row = {
         "session_id": session_id,
         "user": new.user,
@@ -106,7 +99,7 @@ def open_turn(db: Connection, new: NewTurn) -> tuple[int, int, str]:
         "prompt_suffix": pack_ids(new.prompt_ids[prompt_kept:]),
         "prompt_tokens": len(new.prompt_ids),
         "request_spine": new.request_spine,
-        "sampling": sampling,
+        "sampling": new.sampling.as_json(),
         "created_at": now,
         "learn": new.learn,
     }
@@ -215,8 +208,7 @@ def _why_not(row: AnyRow, finish_reason: FinishReason) -> tuple[SkipReason | Non
         return SkipReason.SIDE_REQUEST, "The client marked this request as a side request."
     if not row.learn:
         return SkipReason.LEARNING_OFF, "Learning is off."
-    if row.sampling["temperature"] == 0 or row.sampling["top_p"] < 1:
-        what = "temperature 0" if row.sampling["temperature"] == 0 else f"top_p {row.sampling['top_p']}"
+    if (what := Sampling.from_json(row.sampling).why_not_trainable) is not None:
         return SkipReason.SAMPLING_NOT_REPRODUCIBLE, f"The request asked for {what}."
     if finish_reason is FinishReason.LENGTH:
         return SkipReason.TRUNCATED, "The answer reached the token limit."
