@@ -75,9 +75,9 @@ async def open_answer(services: Services, ask: Ask) -> Answer:
         raise _too_many(services)
     try:
         # In a thread: a prompt of many thousand tokens must not hold up the streams of others.
-        prompt = ask.prompt_ids or await asyncio.to_thread(
-            render, engine.loaded.tokenizer, ask.incoming.messages, ask.tools
-        )
+        prompt = ask.prompt_ids
+        if prompt is None:
+            prompt = await asyncio.to_thread(render, engine.loaded.tokenizer, ask.incoming.messages, ask.tools)
         engine.check_prompt(len(prompt))
     except MessagesRefused as error:
         raise ApiError(400, str(error), param="messages") from error
@@ -113,10 +113,10 @@ def _too_many(services: Services) -> ApiError:
 
 
 def _open(db: Connection, services: Services, ask: Ask, prompt: TokenIds) -> tuple[int, int, str, Placement]:
-    if ask.beside is not None:
-        placement = _beside(ask.beside)
-    else:
-        placement = place(db, ask.incoming)
+    placement = place(db, ask.incoming) if ask.beside is None else _beside(ask.beside)
+    if not ask.learn:
+        # What it says must not teach either: not as a verdict on the answer before it, and not as a hint.
+        placement = replace(placement, next_state=(), source=None)
     new = NewTurn(
         user=ask.incoming.user,
         placement=placement,
@@ -135,9 +135,7 @@ def _beside(answer: Answer) -> Placement:
     because = f"The request asks for several answers; turn {answer.turn_id} is another."
     first = answer.placement
     session_id = first.session_id if first.session_id is not None else answer.session_id
-    return replace(
-        first, session_id=session_id, kind="regeneration", because=because, next_state=(), source=None
-    )
+    return replace(first, session_id=session_id, kind="regeneration", because=because, next_state=(), source=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +168,10 @@ class Answer:
         self.text = self.reasoning = ""
         """As far as they were shown."""
         self.tool_calls: list[ToolCall] = []
+        self.parts: list[AnswerEvent] = []
+        """The three in order; no two texts in a row."""
+        self.stop_string: str | None = None
+        """The one that ended the answer."""
         self.tokens: list[SampledToken] = []
         """All so far, where the request asks for log-probs."""
         self.finish: FinishReason | None = None
@@ -292,6 +294,7 @@ class Answer:
                 if self._show(text, last=ended):
                     return FinishReason.STOP
                 if ended:
+                    self.stop_string = stops.matched
                     return FinishReason.STOP if stops.stopped else cast(FinishReason, chunk.finish)
             raise EngineFault("the engine ended an answer without saying why.")
         except asyncio.CancelledError:
@@ -324,10 +327,20 @@ class Answer:
                     self.reasoning += piece
                 case ToolCall():
                     self.tool_calls.append(event)
+            self._add_part(event)
             self._events.put_nowait(event)
             if isinstance(event, ToolCall) and not self._ask.parallel_calls:
                 return True
         return False
+
+    def _add_part(self, event: AnswerEvent) -> None:
+        match self.parts[-1] if self.parts else None, event:
+            case TextDelta(text=before), TextDelta(text=more):
+                self.parts[-1] = TextDelta(before + more)
+            case ReasoningDelta(text=before), ReasoningDelta(text=more):
+                self.parts[-1] = ReasoningDelta(before + more)
+            case _:
+                self.parts.append(event)
 
     def _close(self, db: Connection, finish: FinishReason) -> None:
         finish_turn(

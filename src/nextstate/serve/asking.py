@@ -69,14 +69,14 @@ def count_ignored(services: Services, body: CommonBody, read: Read | None = None
         counter.labels(what.partition(" ")[0]).inc(times)
 
 
-def refuse_unreadable(read: Read) -> None:
+def refuse_unreadable(read: Read, param: str = "messages") -> None:
     """Raises ApiError where a message holds what is no text: without it, the message says something else."""
     if read.unreadable:
         what = ", ".join(read.unreadable)
         raise ApiError(
             400,
-            f"The messages hold {what}; this server takes text only. Nothing was answered.",
-            param="messages",
+            f"'{param}' holds {what}; this server takes text only. Nothing was answered.",
+            param=param,
             code="unsupported_content",
         )
 

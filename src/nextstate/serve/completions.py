@@ -77,7 +77,7 @@ def router(services: Services) -> APIRouter:
         if refused is not None:
             raise refuse(refused)
         prompt = body.prompt[0] if isinstance(body.prompt, list) and isinstance(body.prompt[0], str) else body.prompt
-        ids, read = raw_prompt(services, prompt)  # type: ignore[arg-type]  # a list of text holds one
+        ids, read = raw_prompt(services, prompt)
         count_ignored(services, body, read)
         sampling = sampling_of(
             services, body, max_tokens=body.max_tokens, stop=body.stop or (), top_logprobs=body.logprobs or 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -42,7 +42,7 @@ def sse(body: Any, event: str | None = None) -> str:
     return f"{named}data: {json.dumps(body, separators=(',', ':'))}\n\n"
 
 
-async def merged(answers: Sequence[Answer]) -> AsyncIterator[tuple[int, AnswerEvent | None]]:
+async def merged(answers: Sequence[Answer]) -> AsyncGenerator[tuple[int, AnswerEvent | None]]:
     """The events of several answers as they come, each with the number of its answer. None: nothing for a while.
 
     Raises:
