@@ -352,18 +352,18 @@ async def test_an_engine_fault_is_a_500_and_leaves_the_turn_out(start_server, en
 async def test_more_requests_than_may_wait_are_answered_429(start_server, gated):
     limits = {"serve": {"max_queue": 1}, "engine_config": {"max_streams": 1}}
     async with start_server(with_engine=gated, **limits) as server:
-        first = [asyncio.create_task(complete(server, max_tokens=5)) for _ in range(2)]
+        first = [asyncio.create_task(complete(server, max_tokens=5, **NEVER_ENDS)) for _ in range(2)]
 
         async def both_began() -> bool:
             return len(await server.turns()) == 2
 
         await eventually(both_began)
         with pytest.raises(openai.RateLimitError) as refused:
-            await complete(server, max_tokens=5)
+            await complete(server, max_tokens=5, **NEVER_ENDS)
         assert refused.value.response.headers["retry-after"] == "1"
         gated.go_on.set()
         await asyncio.gather(*first)
-        await complete(server, max_tokens=5)
+        await complete(server, max_tokens=5, **NEVER_ENDS)
         assert len(await server.turns()) == 3
 
 
