@@ -25,9 +25,6 @@ class ScriptedEngine:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
-    def check_prompt(self, prompt_tokens: int) -> None:
-        """Nothing is computed, so a prompt with tools in it may be longer than the tiny model can read."""
-
     async def generate(self, prompt: TokenIds, sampling: Sampling, policy: PolicyRef) -> AsyncIterator[TokenChunk]:
         self.sampling.append(sampling)
         tokenizer = self._engine.loaded.tokenizer
@@ -37,8 +34,3 @@ class ScriptedEngine:
             cut = FinishReason.LENGTH if n == sampling.max_tokens else None
             finish = FinishReason.STOP if id_ == tokenizer.eos_token_id else cut
             yield TokenChunk(ids=(id_,), logprobs=(LOGPROB,), versions=(0,), finish=finish)
-
-
-def endless(engine: LocalEngine) -> dict[str, Any]:
-    """Body fields with which the real engine never ends an answer by itself."""
-    return {"logit_bias": {str(token): -100 for token in engine.loaded.tokenizer.all_special_ids}}
