@@ -3,6 +3,8 @@
     python -m benchmarks.serving      tokens a second served, beside plain `generate`
     python -m benchmarks.training     tokens a second trained, beside a padded loop of transformers and PEFT
     python -m benchmarks.latency      waits of a streaming client while it learns and while a version is published
+    python -m benchmarks.publishing   many clients while a version is published every two seconds: failures, cut
+                                      streams, wrong tags, added waits; ten minutes, so not part of `make bench`
 
 Sides that are compared take turns within one run, so that other work on the machine meets them alike, and ratios are
 taken within a turn.

@@ -167,6 +167,8 @@ def test_a_template_that_takes_one_call_a_message_gets_each_with_its_result(with
     assert prompt(tokenizer, out_of_order) == text
     ids_lost = [*TWO_CALLS[:2], {"role": "tool", "content": "A!"}, {"role": "tool", "content": "B!"}]
     assert prompt(tokenizer, ids_lost) == text
+    all_the_same = json.loads(json.dumps(TWO_CALLS).replace("call2", "call1"))
+    assert prompt(tokenizer, all_the_same) == text
 
 
 def test_results_beyond_the_calls_stay_in_their_place(with_template):

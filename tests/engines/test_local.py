@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, DynamicCache
 
 from nextstate.engines.adapters import lora_config
 from nextstate.engines.local import LocalEngine
 from nextstate.engines.model import LoadedModel, load
+from nextstate.engines.packed import forward_packed
 from nextstate.errors import AdapterError, ContextLengthExceeded, EngineFault
 from nextstate.learn import checkpoint
 from nextstate.types import BASE, FinishReason, PolicyRef, Sampling, ScoreRequest, TokenChunk, TokenIds
@@ -90,6 +92,30 @@ async def test_a_seed_gives_the_same_reply_alone_and_in_company(engine: LocalEng
     assert among.ids == alone.ids
 
 
+async def test_the_most_likely_tokens_beside_each_are_those_of_a_full_forward_pass(
+    engine: LocalEngine, tiny_model_path: Path
+):
+    sampling = Sampling(max_tokens=12, temperature=0.7, seed=3, top_logprobs=20)
+    chunks = [chunk async for chunk in engine.generate(PROMPT, sampling, POLICY)]
+    prompt = PROMPT
+    for chunk in chunks:
+        ((best, first), *_, (_, last)) = chunk.top_logprobs[0]
+        assert len(chunk.top_logprobs[0]) == 20
+        assert first == pytest.approx(by_plain_transformers(tiny_model_path, None, prompt, (best,), 0.7)[0], abs=1e-4)
+        assert first > last
+        assert first >= chunk.logprobs[0]
+        prompt = (*prompt, *chunk.ids)
+
+
+async def test_a_repetition_penalty_counts_the_prompts_tokens_too(engine: LocalEngine, tiny_model_path: Path):
+    greedy = Sampling(max_tokens=1, temperature=0)
+    best = (await reply(engine.generate(PROMPT, greedy, POLICY))).ids[0]
+    prompt = (best, *PROMPT)
+    plain = (await reply(engine.generate(prompt, greedy, POLICY))).ids[0]
+    other = (await reply(engine.generate((plain, *prompt), replace(greedy, repetition_penalty=1e6), POLICY))).ids[0]
+    assert other not in {plain, *prompt}
+
+
 async def test_a_reply_ends_at_an_end_token_or_at_its_limit(engine: LocalEngine, tiny: LoadedModel):
     made = await reply(engine.generate(PROMPT, Sampling(max_tokens=400, seed=1), POLICY))
     assert made.finish is FinishReason.STOP
@@ -131,6 +157,36 @@ async def test_scores_are_those_of_a_full_forward_pass_and_choices_follow_the_la
     for choice, logprob in zip((50, 99), scores.choice_logprobs, strict=True):
         assert logprob == pytest.approx(by_plain_transformers(tiny_model_path, None, ids, (choice,), 0.8)[0], abs=1e-4)
     assert again.logprobs == pytest.approx(scores.logprobs, abs=1e-5)
+
+
+async def test_beside_a_running_stream_a_sequence_to_score_is_computed_in_small_pieces_and_comes_out_the_same(
+    tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    steps: list[list[int]] = []
+
+    def noted(model: Any, ids: Sequence[Sequence[int]], *rest: Any) -> torch.Tensor:
+        steps.append([len(piece) for piece in ids])
+        return forward_packed(model, ids, *rest)
+
+    monkeypatch.setattr("nextstate.engines.local.forward_packed", noted)
+    busy = LocalEngine(replace(load(str(tiny_model_path)), end_ids=frozenset()), score_tokens_busy=10)
+    busy.start()
+    try:
+        request = ScoreRequest(ids=tuple(range(50, 150)), start=5, choices=(50, 99))
+        (alone,) = await busy.score([request], BASE)
+        assert steps == [[100]]
+        stream = busy.generate(PROMPT, Sampling(max_tokens=400, seed=1), POLICY)
+        await anext(stream)
+        steps.clear()
+        beside, again = await busy.score([request, request], BASE)
+        await stream.aclose()
+    finally:
+        busy.stop()
+    # The stream's token, and never more than ten of both sequences.
+    assert max(sum(pieces) for pieces in steps) == 1 + 10
+    for scores in (beside, again):
+        assert scores.logprobs == pytest.approx(alone.logprobs, abs=1e-5)
+        assert scores.choice_logprobs == pytest.approx(alone.choice_logprobs, abs=1e-5)
 
 
 async def test_a_prompt_answered_before_and_after_a_publish_gets_the_new_versions_numbers(
@@ -247,3 +303,71 @@ async def test_a_stopped_engine_ends_its_streams_with_the_reason(tiny_model_path
         async for _ in stream:
             pass
     await stopping
+
+
+def under_tagged_versions(
+    models: dict[int, torch.nn.Module], prompt: TokenIds, ids: TokenIds, versions: tuple[int, ...]
+) -> list[float]:
+    """Log-probs of a reply by the library alone, each token under the version that it is tagged with.
+
+    The prompt and every token are read by the version that then made the next token, as in the engine, where a stream
+    keeps its cache when the version changes under it.
+    """
+    cache, found = DynamicCache(), []
+    given = list(prompt)
+    with torch.inference_mode():
+        for token, version in zip(ids, versions, strict=True):
+            logits = models[version](torch.tensor([given]), past_key_values=cache, use_cache=True).logits[0, -1]
+            found.append(float(logits.log_softmax(-1)[token]))
+            given = [token]
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:`past_key_values` is deprecated:FutureWarning")
+async def test_versions_published_one_after_another_cut_no_stream_and_every_token_has_its_versions_log_prob(
+    tiny_model_path: Path, make_trainer: TrainerFactory, tmp_path: Path
+):
+    trainer, published, streams, tokens = make_trainer(), 20, 10, 40
+    folders: dict[int, Path] = {}
+    for version in range(1, published + 1):
+        shake(trainer)
+        folders[version] = checkpoint.save(trainer, tmp_path, version, probe={}, metrics={})
+    endless = LocalEngine(replace(load(str(tiny_model_path)), end_ids=frozenset()), prefix_cache_tokens=4000)
+    endless.prepare_adapters(lora_config(4, 8, "all-linear"))
+    endless.start()
+    # A few prompts, asked again and again, so that the prefix cache has each of them under many versions.
+    prompts = [(*PROMPT, *range(50 + n, 90 + n)) for n in range(4)]
+    over = asyncio.Event()
+
+    async def client(n: int) -> list[tuple[TokenIds, TokenChunk]]:
+        got = []
+        while not over.is_set():
+            prompt = prompts[(n + len(got)) % len(prompts)]
+            got.append((prompt, await reply(endless.generate(prompt, Sampling(max_tokens=tokens), POLICY))))
+        return got
+
+    try:
+        clients = [asyncio.create_task(client(n)) for n in range(streams)]
+        for version, folder in folders.items():
+            await endless.publish(PolicyRef(version=version), folder)
+            endless.serve_version(version)
+            await asyncio.sleep(0.08)
+        over.set()
+        replies = [made for got in await asyncio.gather(*clients) for made in got]
+    finally:
+        endless.stop()
+
+    assert {(len(made.ids), made.finish) for _, made in replies} == {(tokens, FinishReason.LENGTH)}
+    assert {v for _, made in replies for v in made.versions} >= set(folders)
+    crossed = [(prompt, made) for prompt, made in replies if len(set(made.versions)) > 1]
+    assert len(crossed) >= published // 2
+    for _, made in replies:
+        assert list(made.versions) == sorted(made.versions)
+    checked = [*crossed[:: len(crossed) // 6], *replies[:: len(replies) // 6]]
+    models: dict[int, torch.nn.Module] = {}
+    for version in {v for _, made in checked for v in made.versions}:
+        plain = AutoModelForCausalLM.from_pretrained(tiny_model_path)
+        models[version] = PeftModel.from_pretrained(plain, folders[version]) if version else plain
+    for prompt, made in checked:
+        expected = under_tagged_versions(models, prompt, made.ids, made.versions)
+        assert made.logprobs == pytest.approx(expected, abs=1e-3)

@@ -282,7 +282,6 @@ async def test_closing_a_stream_frees_the_engine_and_keeps_the_turn_as_aborted(s
         assert len(turn.reply_ids) == 3
         gate.go_on.set()
         await complete(server, max_tokens=4)
-        assert [row.kind for row in await server.turns()] == ["new", "retry"]
 
 
 async def test_a_client_that_leaves_an_unstreamed_answer_frees_the_engine(start_server, engine, gated):

@@ -195,10 +195,10 @@ def _one_call_a_message(messages: Sequence[Message]) -> Iterator[Message]:
             said = message if n == 0 else {"role": message["role"], "content": ""}
             yield {**said, "tool_calls": [call]}
             own = [one for one in results if one.get("tool_call_id") == call.get("id")]
-            own = own or [one for one in results if one.get("tool_call_id") not in ids][:1]
-            for result in own:
-                results.remove(result)
-                yield result
+            own = own or [one for one in results if one.get("tool_call_id") not in ids]
+            if own:
+                results.remove(own[0])
+                yield own[0]
         yield from results
 
 

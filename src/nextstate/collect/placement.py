@@ -1,142 +1,538 @@
-"""Where a request belongs: which session, after which answer, and whether it tells us what came of that answer."""
+"""Where a request belongs: which session, after which answer, and whether it tells us what came of that answer.
+
+    messages ─▶ spine.read ─▶ conversation ─┐
+    headers, body ─▶ request.session_key ───┴─▶ place ─▶ kind, session, parent, next state, the reason
+
+What a client says about itself wins; content decides the rest. Nothing is kept outside the store, and a request costs a
+bounded number of look-ups by index, however many sessions there are.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
 
 from sqlalchemy import Connection
 
-from nextstate.collect.spine import answer_prefixes, request_spine
+from nextstate.collect import clients, spine
+from nextstate.collect.clients import Said
+from nextstate.collect.request import Incoming, marked_as_side, session_key, trace_id
+from nextstate.collect.spine import Conversation, Step
 from nextstate.store.store import AnyRow
-from nextstate.store.turns import Placement, find_by_answer, find_by_request, find_session, newest_turn
+from nextstate.store.turns import (
+    Marks,
+    Placement,
+    find_session,
+    find_turn,
+    find_turns,
+    first_messages,
+    newest_turn,
+    recent_turns,
+    waits_for_its_conversation,
+)
 from nextstate.types import Message, SkipReason, Source, TurnState
 
 _UNFINISHED = (SkipReason.ABORTED, SkipReason.ENGINE_FAULT, SkipReason.SERVER_STOPPED)
 
+_MAX_ANSWERS = 32
+"""Answers that are looked for, from the last one backwards."""
+_MAX_CHANGED = 4
+"""Of these, how many are looked for even if the client changed them."""
+_MAX_LOST = 4
+"""Messages behind the last answer at whose end an answer may have got lost."""
 
-def place(
-    db: Connection,
-    user: str,
-    messages: Sequence[Message],
-    session_key: str | None,
-    side: bool,
-    retry_count: int,
-) -> Placement:
+RETRY_AFTER_S, RETRY_WITHIN_S = 0.1, 600.0
+"""When the same opening, unfinished, comes from the same client again: one that has met a fault waits before it tries
+again, and tries again soon. At other times it is another conversation that begins with the same words."""
+_TITLE_WITHIN_S = 600.0
+"""How far a conversation and the request for its title may be apart."""
+_RUN_WITHIN_S = 3600.0
+"""How long a run may wait for its sub-agents."""
+_SUMMARY_WITHIN_S = 60.0
+"""How long after a conversation's last request its summary is asked for."""
+
+
+def place(db: Connection, incoming: Incoming) -> Placement:
     """Decide where a request belongs. The first line that applies decides:
 
-    | case                                             | kind         | session      | parent         | next state |
-    | ------------------------------------------------ | ------------ | ------------ | -------------- | ---------- |
-    | marked as side request                           | side         | key, content | none           | none       |
-    | a key that no session has yet                    | new          | a new one    | none           | none       |
-    | repeats an answer that nothing has followed yet  | continuation | the answer's | the answer     | what follows it |
-    | the same request, unfinished or sent as a retry  | retry        | the same     | the same       | none       |
-    | the same request, finished; has history or a key | regeneration | the same     | the same       | none       |
-    | repeats an answer that something has followed    | continuation | the answer's | the answer     | what follows it; the store keeps the first |
-    | a known key, and a history nobody recognises     | continuation | the key's    | its newest turn | after the last answer |
-    | a known key, no history                          | new          | the key's    | none           | none       |
-    | anything else                                    | new          | a new one    | none           | none       |
+    | case                                                   | kind         | session        | parent         |
+    | ------------------------------------------------------ | ------------ | -------------- | -------------- |
+    | marked, or known by its text, as work on the side      | side         | key, trace, content | none      |
+    | names the turn that it continues                       | continuation | that turn's    | that turn      |
+    | the client says that it sends it again                 | retry        | the same       | the same       |
+    | the same request again, told that nothing was shown    | continuation | the same       | the first one  |
+    | the same request, unfinished, or told to go on         | retry        | the same       | the same       |
+    | follows an answer that nothing has followed yet        | continuation | the answer's   | the answer     |
+    | the same request, finished; has history or a key       | regeneration | the same       | the same       |
+    | follows an answer that something else has followed     | branch       | the answer's   | the answer     |
+    | follows a request whose answer the client dropped      | continuation | the request's  | the request, or its parent if it has no answer |
+    | no history; a sub-agent, by mark or by its orders      | subagent     | key, or new    | none           |
+    | a known key, and a history nobody recognises           | continuation | the key's      | its newest turn |
+    | a known key, no history, nearly the same first words   | branch       | the key's      | none           |
+    | a known key, no history                                | new          | the key's      | none           |
+    | anything else                                          | new          | a new one, or that of its title | none |
 
-    Answers are looked for from the last assistant message backwards: a client that shortens or rewrites the beginning
-    of its history still meets its last answer. With a key, only that session's turns are looked at.
-
-    Args:
-        user: turns of other users are never looked at.
-        session_key: the client's own id of the conversation, when it names one.
-        side: the client says that this is not part of the conversation: a title, a summary.
-        retry_count: how often the client has sent this very request before, as it says itself.
+    Answers are looked for from the last one backwards: a client that shortens or rewrites the beginning of its history
+    still meets its last answer. With a key, only that session's turns are looked at; a key that no session has yet
+    opens one.
     """  # noqa: E501
-    session_id = find_session(db, user, session_key) if session_key is not None else None
-    unknown_key = session_key is not None and session_id is None
-    answered = None if unknown_key else _last_known_answer(db, user, messages, session_id)
-    if side:
-        if session_id is None and answered is not None:
-            session_id = answered[0].session_id
-        because = "The client marked this request as a side request."
-        return _placement(session_id, session_key, None, "side", because)
-    if unknown_key:
-        return _placement(None, session_key, None, "new", "The client named a session that is new here.")
-
-    has_history = any(message["role"] == "assistant" for message in messages)
-    if answered is not None and not answered[0].continued and retry_count == 0:
-        return _continuation(session_key, messages, *answered)
-    earlier = find_by_request(db, user, request_spine(messages), session_id)
-    if earlier is not None:
-        same = f"the same request as turn {earlier.turn_id}"
-        if retry_count > 0:
-            because = f"The client says that it sends {same} again."
-            return _placement(earlier.session_id, session_key, earlier.parent_turn_id, "retry", because)
-        known_conversation = has_history or session_id is not None
-        # Two people may open with the same words at the same moment: that alone makes no retry.
-        generating = earlier.state == TurnState.GENERATING and known_conversation
-        if generating or earlier.reason in _UNFINISHED:
-            because = f"This is {same}, which was not answered to its end."
-            return _placement(earlier.session_id, session_key, earlier.parent_turn_id, "retry", because)
-        if known_conversation and earlier.state != TurnState.GENERATING:
-            because = f"This is {same}, which has an answer: the client wants another."
-            return _placement(earlier.session_id, session_key, earlier.parent_turn_id, "regeneration", because)
-    if answered is not None:
-        return _continuation(session_key, messages, *answered)
-    if session_id is None:
-        because = "No answer of ours was recognised in it." if has_history else "It has no history."
-        return _placement(None, None, None, "new", because)
-    if not has_history:
-        return _placement(session_id, session_key, None, "new", "The client named the session; it has no history.")
-    newest = newest_turn(db, session_id)
-    if newest is None:
-        because = "The client named the session, which has no finished turn yet."
-        return _placement(session_id, session_key, None, "new", because)
-    last = max(i for i, message in enumerate(messages) if message["role"] == "assistant")
-    because = f"The client named the session and rewrote its history; its newest turn is {newest.turn_id}."
-    after = tuple(messages[last + 1 :])
-    return _placement(session_id, session_key, newest.turn_id, "continuation", because, after)
+    return _Placing(db, incoming).place()
 
 
-def _last_known_answer(
-    db: Connection, user: str, messages: Sequence[Message], session_id: int | None
-) -> tuple[AnyRow, int] | None:
-    """The turn that gave the last answer in the request which is ours, and where in the request that answer is."""
-    for index, spine in reversed(answer_prefixes(messages)):
-        row = find_by_answer(db, user, spine, session_id)
-        if row is not None:
-            return row, index
-    return None
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """An earlier turn that a request follows."""
+
+    row: AnyRow
+    after: int
+    """Index of the first message behind its answer."""
+    how: str
+    exact: bool = True
 
 
-def _continuation(session_key: str | None, messages: Sequence[Message], row: AnyRow, index: int) -> Placement:
-    after = list(messages[index + 1 :])
-    # Behind an answer that somebody else gave or edited, nothing says anything about ours.
-    later = [i for i, message in enumerate(after) if message["role"] == "assistant"]
-    because = f"It repeats the conversation up to the answer of turn {row.turn_id} and adds to it."
-    if later:
-        after = after[: later[0]]
-        because = f"It repeats the conversation up to the answer of turn {row.turn_id}; later answers are not ours."
-    return _placement(row.session_id, session_key, row.turn_id, "continuation", because, tuple(after))
+class _Placing:
+    """One request on its way to its place."""
 
+    def __init__(self, db: Connection, incoming: Incoming) -> None:
+        self._db, self._in = db, incoming
+        self._talk: Conversation = spine.read(incoming.messages)
+        self._key = session_key(incoming)
+        self._session_id = find_session(db, incoming.user, self._key) if self._key is not None else None
+        self._has_history = bool(self._talk.answers)
+        self._trace = trace_id(incoming)
 
-def _placement(
-    session_id: int | None,
-    session_key: str | None,
-    parent_turn_id: int | None,
-    kind: str,
-    because: str,
-    next_state: tuple[Message, ...] = (),
-) -> Placement:
-    return Placement(
-        session_id=session_id,
-        session_key=session_key,
-        parent_turn_id=parent_turn_id,
-        kind=kind,
-        because=because,
-        next_state=next_state,
-        source=_source(next_state),
-    )
+    def place(self) -> Placement:
+        side = self._side()
+        if side is not None:
+            return side
+        named = self._named()
+        if named is not None:
+            return named
+        if self._key is not None and self._session_id is None:
+            if self._has_history:
+                return self._opens("The client named a session that is new here.")
+            return self._without_history()
+        found = self._parent()
+        again = self._again(found)
+        if again is not None:
+            return again
+        if found is not None:
+            return self._follows(found)
+        return self._unrecognised()
 
+    # -- on the side ---------------------------------------------------------------------------------------------------
 
-def _source(next_state: Sequence[Message]) -> Source | None:
-    """The most trusted of those who speak in a next state."""
-    roles = {message["role"] for message in next_state}
-    if not roles:
+    def _side(self) -> Placement | None:
+        talk, marked = self._talk, marked_as_side(self._in)
+        has_tools = bool(self._in.tools)
+        what = clients.known_side_work(self._in.messages, has_tools, talk.said)
+        if marked:
+            because = "The client marked this request as a side request."
+        elif what is not None:
+            # Even if marked as part of the conversation: plugins that set the mark are known to miss some of these.
+            because = f"It is work on the side, by its text: {what}."
+        elif marked is None and clients.likely_side_work(self._in.messages, has_tools, talk.said):
+            because = "It is work on the side: it asks for something about a conversation and is not one itself."
+        else:
+            return None
+        session_id = self._session_id
+        if session_id is None and self._key is None:
+            session_id = self._side_session(what)
+        return self._placement(session_id, "side", None, because)
+
+    def _side_session(self, what: str | None) -> int | None:
+        """The session of a side request that names none: by trace, by what it quotes, by time."""
+        if self._trace is not None and (rows := self._turns(trace=self._trace)):
+            return int(rows[0].session_id)
+        for row in self._turns(request_spine=self._talk.spine):
+            if row.kind == "side" and _unfinished(row):
+                return int(row.session_id)
+        if (found := self._parent()) is not None:
+            return int(found.row.session_id)
+        if self._has_history or what in ("probe", "scheduled run", "heartbeat", "memory flush"):
+            return None
+        now, rows = self._in.received_at, self._turns(opening=self._side_opening())
+        titled = {row.session_id for row in rows if row.kind == "side"}
+        for row in rows:
+            recent = abs(now - row.created_at) <= _TITLE_WITHIN_S
+            if row.kind != "side" and row.session_id not in titled and recent:
+                return int(row.session_id)
+        text = " ".join(said.text for said in self._talk.said if said.said is not Said.CARRIER)
+        recent_rows = recent_turns(self._db, self._in.user)
+        quoted = [(_quoted(text, row), -n, row) for n, row in enumerate(recent_rows)]
+        best = max(quoted, key=lambda entry: entry[:2], default=None)
+        if best is not None and best[0] > 0:
+            return int(best[2].session_id)
+        if what in ("summary", "recap"):
+            live = [row for row in recent_rows if now - row.last_at <= _SUMMARY_WITHIN_S]
+            return int(live[0].session_id) if len(live) == 1 else None
         return None
-    if "user" in roles:
-        return Source.USER
-    return Source.TOOL if "tool" in roles else Source.ENVIRONMENT
+
+    def _side_opening(self) -> str:
+        """What a conversation would begin with that this request is to name: the last text in it."""
+        spoken = [said.text for said in self._talk.said if said.said is Said.HUMAN]
+        return spine.opening_of(spoken[-1] if spoken else "")
+
+    # -- what the client says ------------------------------------------------------------------------------------------
+
+    def _named(self) -> Placement | None:
+        if self._in.continues is None:
+            return None
+        row = find_turn(self._db, self._in.user, self._in.continues)
+        if row is None:
+            return None
+        if _unfinished(row):
+            because = f"It names turn {row.turn_id}, whose answer was not finished."
+            return self._placement(row.session_id, "continuation", row.parent_turn_id, because)
+        after = self._talk.answers[-1].index + 1 if self._has_history else 0
+        kind = "branch" if row.continued else "continuation"
+        because = f"It names turn {row.turn_id} as the one that it continues."
+        return self._placement(row.session_id, kind, row.turn_id, because, after=after)
+
+    # -- the same request again ----------------------------------------------------------------------------------------
+
+    def _again(self, found: _Found | None) -> Placement | None:
+        """A retry or a regeneration, if the same has been asked before."""
+        last = [said for said in self._talk.said if said.said is not Said.CARRIER][-1:]
+        goes_on = bool(last) and (last[0].said is Said.RETRY or last[0].retry)
+        unseen = bool(last) and last[0].said is Said.UNSEEN
+        rows = [row for row in self._turns(request_spine=self._talk.spine) if row.kind != "side"]
+        if not rows:
+            return None
+        # The newest decides: a fault before it has been got over.
+        row = rows[0]
+        if self._in.retry_count > 0 or goes_on:
+            row = next(filter(_unfinished, rows), row)
+        same = f"the same request as turn {row.turn_id}"
+        if self._in.retry_count > 0:
+            return self._retry(row, f"The client says that it sends {same} again.")
+        if unseen and not _unfinished(row):
+            because = f"The client says that the answer of turn {row.turn_id} showed the user nothing."
+            return self._placement(row.session_id, "continuation", row.turn_id, because, after=self._index_of_unseen())
+        if unseen or goes_on:
+            return self._retry(row, f"This is {same}, and the client tells the model to go on after a fault.")
+        known = self._has_history or self._session_id is not None
+        if row.state == TurnState.GENERATING or _unfinished(row):
+            again = known or self._sent_again(row)
+            return self._retry(row, f"This is {same}, which was not answered to its end.") if again else None
+        if not known:
+            return None
+        if row.kind != "retry" and _unusable(row):
+            return self._retry(row, f"This is {same}, whose answer the client could not read.")
+        if found is not None and found.exact and not found.row.continued:
+            return None  # a twin of that conversation, which has got as far as the other
+        because = f"This is {same}, which has an answer: the client wants another."
+        return self._placement(row.session_id, "regeneration", row.parent_turn_id, because)
+
+    def _sent_again(self, row: AnyRow) -> bool:
+        """Whether an opening without a name, which two people may well share, is one client's second try."""
+        if row.state == TurnState.GENERATING or row.wording != self._talk.wording or row.setting != self._talk.setting:
+            return False
+        if self._in.counts_retries:
+            return False  # it would have said so
+        waited_s = self._in.received_at - (row.finished_at or row.created_at)
+        return bool(RETRY_AFTER_S <= waited_s <= RETRY_WITHIN_S)
+
+    def _retry(self, row: AnyRow, because: str) -> Placement:
+        # It began where the first try did, whatever the client has written over it since.
+        return self._placement(row.session_id, "retry", row.parent_turn_id, because, setting=row.setting)
+
+    def _index_of_unseen(self) -> int:
+        """Index of the message in which the client says that nothing was shown."""
+        messages = self._in.messages
+        for index in range(len(messages) - 1, -1, -1):
+            if messages[index]["role"] == "user":
+                text = clients.read_user_text(spine.flatten(messages[index].get("content")))
+                if text.said is Said.UNSEEN:
+                    return index
+        return len(messages)
+
+    # -- after an answer -----------------------------------------------------------------------------------------------
+
+    def _parent(self) -> _Found | None:
+        """The turn that this request follows: the last one that it can have followed."""
+        lost = self._lost_answer()
+        if lost is not None:
+            return lost
+        answers = self._talk.answers
+        for n, step in enumerate(reversed(answers[-_MAX_ANSWERS:])):
+            for row in self._by_ids(step, self._turns(answer_spine=step.spine)):
+                how = f"It repeats the conversation up to the answer of turn {row.turn_id} and adds to it."
+                return _Found(row, step.index + 1, how)
+            if n < _MAX_CHANGED and (changed := self._changed_answer(step)) is not None:
+                return changed
+            if n == 0 and (shortened := self._shortened(step)) is not None:
+                return shortened
+        return None
+
+    def _by_ids(self, step: Step, rows: list[AnyRow]) -> list[AnyRow]:
+        """Of turns that look the same, first the one whose tool calls bear the ids that came back."""
+        return sorted(rows, key=lambda row: not (step.call_ids & _call_ids(row))) if step.call_ids else rows
+
+    def _changed_answer(self, step: Step) -> _Found | None:
+        """The model was told the same, and what it said is nearly what the client says it said."""
+        rows = [row for row in self._turns(heard_spine=step.heard) if _similar(row, step)]
+        for row in self._by_ids(step, rows):
+            how = f"It repeats the conversation up to the answer of turn {row.turn_id}, which the client has changed."
+            return _Found(row, step.index + 1, how, exact=False)
+        return None
+
+    def _shortened(self, step: Step) -> _Found | None:
+        """The last exchange is ours, and what came before it has been shortened or rewritten."""
+        if not step.block:
+            return None
+        rows = [row for row in self._turns(block_spine=step.block) if _equal(row, step)]
+        telling = self._session_id is not None or clients.begins_with_summary(self._talk.said) or bool(step.call_ids)
+        telling = telling or len(step.text) + sum(len(arguments) for _, arguments in step.calls) >= 24
+        if not rows or not telling or len({row.session_id for row in rows}) > 1:
+            return None
+        row = self._by_ids(step, rows)[0]
+        how = f"It repeats the last exchange of turn {row.turn_id}; the client has shortened what came before."
+        return _Found(row, step.index + 1, how, exact=False)
+
+    def _lost_answer(self) -> _Found | None:
+        """A request whose end lies behind the last answer: the client has dropped the answer that it got."""
+        after = self._talk.after_answer
+        for step in reversed(after[:-1][-_MAX_LOST:]):
+            for row in self._turns(request_spine=step.spine):
+                age_s = self._in.received_at - row.created_at
+                opening = not self._has_history and self._session_id is None
+                if row.kind == "side" or row.continued or row.state == TurnState.GENERATING:
+                    continue
+                if opening and (row.setting != self._talk.setting or age_s > RETRY_WITHIN_S):
+                    continue
+                how = f"It goes on after the request of turn {row.turn_id}, whose answer the client has dropped."
+                return _Found(row, step.index + 1, how, exact=False)
+        return None
+
+    def _follows(self, found: _Found) -> Placement:
+        row = found.row
+        if _unfinished(row):
+            parent = find_turn(self._db, self._in.user, row.parent_turn_id) if row.parent_turn_id else None
+            because = f"It goes on after turn {row.turn_id}, which was not answered to its end."
+            after = self._talk.answers[-1].index + 1 if parent is not None and self._has_history else None
+            return self._placement(row.session_id, "continuation", row.parent_turn_id, because, after=after)
+        kind = "branch" if found.exact and row.continued else "continuation"
+        how = found.how
+        if kind == "branch":
+            how = f"It goes on from the answer of turn {row.turn_id} in another way than before."
+        if any(step.index >= found.after for step in self._talk.answers):
+            how = f"It repeats the conversation up to the answer of turn {row.turn_id}; later answers are not ours."
+        return self._placement(row.session_id, kind, row.turn_id, how, after=found.after)
+
+    # -- without a parent ----------------------------------------------------------------------------------------------
+
+    def _unrecognised(self) -> Placement:
+        if not self._has_history:
+            return self._without_history()
+        if self._session_id is None:
+            return self._opens("No answer of ours was recognised in it.")
+        newest = newest_turn(self._db, self._session_id)
+        if newest is None:
+            because = "The client named the session, which has no finished turn yet."
+            return self._placement(self._session_id, "new", None, because)
+        because = f"The client named the session and rewrote its history; its newest turn is {newest.turn_id}."
+        after = self._talk.answers[-1].index + 1
+        return self._placement(self._session_id, "continuation", newest.turn_id, because, after=after)
+
+    def _without_history(self) -> Placement:
+        session_id = self._session_id
+        if clients.is_subagent(self._talk.said, dict(self._in.headers)):
+            return self._placement(session_id, "subagent", None, "The client says that a sub-agent speaks.")
+        orders = self._orders()
+        if orders is not None:
+            because = f"Its first words are the orders that turn {orders.turn_id} gave in a tool call."
+            return self._placement(session_id, "subagent", None, because)
+        if session_id is None:
+            named = self._key is not None
+            return self._opens("The client named a session that is new here." if named else "It has no history.")
+        newest = newest_turn(self._db, session_id)
+        if newest is not None and newest.tool_calls and not newest.continued:
+            because = f"The client named a session that waits for the tool calls of turn {newest.turn_id}."
+            return self._placement(session_id, "subagent", None, because)
+        if newest is not None and self._edits_the_opening(session_id):
+            because = "The client named the session; its first words are those of the session, edited."
+            return self._placement(session_id, "branch", None, because)
+        return self._placement(session_id, "new", None, "The client named the session; it has no history.")
+
+    def _orders(self) -> AnyRow | None:
+        """The turn that called for a sub-agent with the very words that this request begins with."""
+        words = [said.text for said in self._talk.said if said.said is Said.HUMAN]
+        if not words or len(words[0]) < 16:
+            return None
+        for row in recent_turns(self._db, self._in.user):
+            waits = row.tool_calls and not row.continued and self._in.received_at - row.created_at <= _RUN_WITHIN_S
+            if waits and any(text in words[0] for text in _strings(row.tool_calls) if len(text) >= 16):
+                return row
+        return None
+
+    def _edits_the_opening(self, session_id: int) -> bool:
+        before, now = (
+            next((text.text for text in said if text.said is Said.HUMAN), "")
+            for said in (spine.read(first_messages(self._db, session_id)).said, self._talk.said)
+        )
+        return SequenceMatcher(None, before[:400], now[:400], autojunk=False).ratio() >= 0.6
+
+    def _opens(self, because: str) -> Placement:
+        """A new session; the one of its title, if that was asked for first."""
+        session_id = None
+        if not self._has_history:
+            for row in reversed(self._turns(opening=self._talk.opening, anywhere=True)):
+                recent = self._in.received_at - row.created_at <= _TITLE_WITHIN_S
+                if row.kind == "side" and recent and waits_for_its_conversation(self._db, row.session_id):
+                    session_id = row.session_id
+                    because = f"{because} Its title was asked for in turn {row.turn_id}."
+                    break
+        return self._placement(session_id, "new", None, because)
+
+    # -- helpers -------------------------------------------------------------------------------------------------------
+
+    def _turns(self, *, anywhere: bool = False, **mark: str) -> list[AnyRow]:
+        session_id = None if anywhere else self._session_id
+        return find_turns(self._db, self._in.user, session_id, self._talk.setting, **mark)
+
+    def _placement(
+        self,
+        session_id: int | None,
+        kind: str,
+        parent_turn_id: int | None,
+        because: str,
+        *,
+        after: int | None = None,
+        setting: str | None = None,
+    ) -> Placement:
+        """A placement; messages from `after` on are what its parent's answer led to."""
+        talk = self._talk
+        next_state: tuple[Message, ...] = ()
+        source: Source | None = None
+        if after is not None:
+            next_state, source = read_next_state(self._in.messages[after:])
+        return Placement(
+            session_id=session_id,
+            session_key=self._key,
+            parent_turn_id=parent_turn_id,
+            kind=kind,
+            because=because,
+            next_state=next_state,
+            source=source,
+            marks=Marks(
+                heard_spine=talk.heard,
+                block_spine=talk.block,
+                opening=self._side_opening() if kind == "side" else talk.opening,
+                setting=talk.setting if setting is None else setting,
+                wording=talk.wording,
+                trace=self._trace,
+            ),
+        )
+
+
+def read_next_state(messages: Sequence[Message]) -> tuple[tuple[Message, ...], Source | None]:
+    """What follows an answer as evidence about it, and the most trusted of those who speak in it.
+
+    Behind another answer nothing says anything about the first. The client's texts for the model alone are left out; a
+    program that speaks in the user's place is the environment, with the role "system".
+    """
+    kept: list[Message] = []
+    speakers: set[Source] = set()
+    for message in messages:
+        role = message["role"]
+        if role == "assistant":
+            if spine.says_something(message):
+                break
+            continue  # it holds nothing that anybody could have answered to
+        if role == "user":
+            text = clients.read_user_text(spine.flatten(message.get("content")))
+            if text.said in (Said.CARRIER, Said.RETRY, Said.POLL):
+                continue
+            human = text.said is Said.HUMAN
+            speakers.add(Source.USER if human else Source.ENVIRONMENT)
+            kept.append({**message, "role": "user" if human else "system", "content": text.text})
+            continue
+        speakers.add(Source.TOOL if role == "tool" else Source.ENVIRONMENT)
+        kept.append(message)
+    source = next((s for s in (Source.USER, Source.TOOL, Source.ENVIRONMENT) if s in speakers), None)
+    return tuple(kept), source
+
+
+def _unfinished(row: AnyRow) -> bool:
+    return row.reason in _UNFINISHED
+
+
+def _unusable(row: AnyRow) -> bool:
+    """Whether an answer holds a tool call that no client can read."""
+    return any(not _is_json(call.get("function", {}).get("arguments", "")) for call in row.tool_calls or ())
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _answer(row: AnyRow) -> Step | None:
+    """A stored answer in canonical form; None when there is nothing in it."""
+    message = {"role": "assistant", "content": row.answer or "", "tool_calls": row.tool_calls or ()}
+    answers = spine.read([message]).answers
+    return answers[0] if answers else None
+
+
+def _call_ids(row: AnyRow) -> frozenset[str]:
+    answer = _answer(row)
+    return answer.call_ids if answer is not None else frozenset()
+
+
+def _equal(row: AnyRow, step: Step) -> bool:
+    answer = _answer(row)
+    return answer is not None and (answer.text, answer.calls) == (step.text, step.calls)
+
+
+def _similar(row: AnyRow, step: Step) -> bool:
+    """Whether an answer may have become what the client sends back: merged with its neighbours, cut, or touched up."""
+    answer = _answer(row)
+    if answer is None:
+        return False
+    if answer.calls != step.calls[len(step.calls) - len(answer.calls) :]:
+        return False
+    ours, theirs = answer.text, step.text
+    if ours == theirs or (not ours and answer.calls):
+        return True
+    if not ours or not theirs:
+        return bool(answer.calls)
+    if theirs.endswith(f"\n{ours}") or theirs.startswith(f"{ours}\n"):
+        return True
+    if len(theirs) >= 24 and ours.startswith(theirs):
+        return True
+    if len(ours) > 4000 or len(theirs) > 4000:
+        return ours[:200] == theirs[:200] and ours[-200:] == theirs[-200:]
+    return SequenceMatcher(None, ours, theirs, autojunk=False).ratio() >= 0.8
+
+
+def _quoted(text: str, row: AnyRow) -> int:
+    """How many texts of a turn stand in `text`: what was said to the model, and what it said."""
+    folded = _folded(text)
+    said = [clients.read_user_text(spine.flatten(m.get("content"))) for m in row.messages if m["role"] == "user"]
+    texts = [words.text for words in said if words.said is Said.HUMAN]
+    probes = {_folded(part)[:120] for part in [*texts, row.answer or ""]}
+    return sum(len(probe) >= 12 and probe in folded for probe in probes)
+
+
+def _folded(text: str) -> str:
+    """Text on one line, also if it was spelt as JSON."""
+    return " ".join(text.replace("\\n", " ").replace('\\"', '"').split())
+
+
+def _strings(calls: Iterable[Message]) -> list[str]:
+    """The texts among the arguments of tool calls."""
+    texts = []
+    for call in calls:
+        try:
+            arguments = json.loads(call.get("function", {}).get("arguments") or "{}")
+        except ValueError:
+            continue
+        values = arguments.values() if isinstance(arguments, dict) else ()
+        texts += [value.strip() for value in values if isinstance(value, str)]
+    return texts

@@ -94,14 +94,17 @@ class Sampler:
         """Logits after penalties and bias; a copy."""
         logits_V, asked = logits_V.clone(), self.sampling
         if self._seen:
-            seen = torch.tensor(sorted(self._seen), device=logits_V.device)
+            seen = torch.tensor(list(self._seen), device=logits_V.device)
             own = logits_V[seen]
             logits_V[seen] = torch.where(own > 0, own / asked.repetition_penalty, own * asked.repetition_penalty)
+        added = list(asked.logit_bias)
         if self._counts:
-            taken = [asked.presence_penalty + asked.frequency_penalty * n for n in self._counts.values()]
-            logits_V[torch.tensor(list(self._counts), device=logits_V.device)] -= logits_V.new_tensor(taken)
-        for token, bias in asked.logit_bias:
-            logits_V[token] += bias
+            for token, times in self._counts.items():
+                added.append((token, -asked.presence_penalty - asked.frequency_penalty * times))
+        if added:
+            tokens, amounts = zip(*added, strict=True)
+            where = torch.tensor(tokens, device=logits_V.device)
+            logits_V.index_add_(0, where, logits_V.new_tensor(amounts))
         return logits_V
 
     def fault(self) -> EngineFault:

@@ -275,8 +275,8 @@ class _Reply:
         """What the item that is being streamed says so far."""
 
     def whole(self) -> dict[str, Any]:
-        parts = self._answer.parts
-        items = [self._item(n, part, self._status(last=n == len(parts) - 1)) for n, part in enumerate(parts)]
+        statuses = _statuses(self._answer.parts, self._answer.finish)
+        items = [self._item(n, *said) for n, said in enumerate(zip(self._answer.parts, statuses, strict=True))]
         return self._head | self._ending(items)
 
     async def events(self) -> AsyncIterator[str]:
@@ -295,14 +295,10 @@ class _Reply:
             # The headers are out, so an event is all that can say it; the answer's task has logged the traceback.
             yield self._failed("The server failed on this request; its log says more.")
             return
-        for piece in self._close(self._status(last=True)):
+        for piece in self._close("incomplete" if self._answer.finish is FinishReason.LENGTH else "completed"):
             yield piece
         ending = self._ending(self._items)
         yield self._event(ending["status"], response=self._head | ending)
-
-    def _status(self, *, last: bool) -> str:
-        """Of an item: the last one of an answer that was cut off is incomplete."""
-        return "incomplete" if last and self._answer.finish is FinishReason.LENGTH else "completed"
 
     def _ending(self, items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         answer = self._answer
@@ -420,6 +416,14 @@ def _item(turn_id: int, n: int, part: AnswerEvent, status: str) -> dict[str, Any
             return {"type": "function_call", **head, **call}
 
 
+def _statuses(parts: Sequence[AnswerEvent], finish: str | None) -> list[str]:
+    """Of the items: the text at the end of an answer that was cut off is incomplete; calls are whole or none."""
+    statuses = ["completed" for _ in parts]
+    if parts and finish == FinishReason.LENGTH and not isinstance(parts[-1], ToolCall):
+        statuses[-1] = "incomplete"
+    return statuses
+
+
 def _namespaces(tools: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """The namespace of each function that came in one; codex finds such a function by both names."""
     found: dict[str, str] = {}
@@ -477,22 +481,24 @@ def _stored(services: Services, row: AnyRow, tools: Sequence[Mapping[str, Any]])
     parts += [TextDelta(row.answer)] if row.answer else []
     for n, call in enumerate(row.tool_calls or ()):
         parts.append(ToolCall(n, call["id"], call["function"]["name"], call["function"]["arguments"]))
+    sampling = Sampling.from_json(row.sampling)
     head = _head(
         row.turn_id,
         created_at=int(row.created_at),
         model="policy",
         instructions=None,
-        max_output_tokens=row.sampling["max_tokens"],
+        max_output_tokens=sampling.max_tokens,
         metadata={},
         parallel_tool_calls=True,
         previous_response_id=None,
-        temperature=row.sampling["temperature"],
+        temperature=sampling.temperature,
         text=_PLAIN,
         tool_choice="auto",
         tools=[{"type": "function", **tool["function"]} for tool in tools],
-        top_p=row.sampling["top_p"],
+        top_p=sampling.top_p,
     )
-    head["output"] = [_item(row.turn_id, n, part, "completed") for n, part in enumerate(parts)]
+    statuses = _statuses(parts, row.finish_reason)
+    head["output"] = [_item(row.turn_id, n, *said) for n, said in enumerate(zip(parts, statuses, strict=True))]
     if row.state == TurnState.GENERATING:
         return head
     if row.finish_reason not in (FinishReason.STOP, FinishReason.LENGTH):

@@ -60,6 +60,7 @@ sessions = Table(
     Column("end_reason", Text, comment="'done' said by the client, or 'idle'"),
     UniqueConstraint("user", "key"),
     Index("ix_sessions_open", "ended_at", "last_at"),
+    Index("ix_sessions_recent", "user", "last_at"),
 )
 
 tool_sets = Table(
@@ -91,11 +92,21 @@ turns = Table(
     Column("prompt_tokens", Integer, nullable=False),
     Column("request_spine", Text, nullable=False, comment="hash of the request's messages without system text"),
     Column("answer_spine", Text, comment="the same with the answer behind them"),
+    Column("heard_spine", Text, nullable=False, comment="the same as request_spine without what the model said"),
+    Column("block_spine", Text, nullable=False, comment="hash of what was said to the model since it last spoke"),
+    Column("opening", Text, nullable=False, comment="hash of the user's first words"),
+    Column("setting", Text, nullable=False, comment="hash of them as sent, and of the system text"),
+    Column("wording", Text, nullable=False, comment="hash of all that was said to the model, as sent"),
+    Column("trace", Text, comment="trace id of the client's run, when it sends one"),
     Column("sampling", JSON, nullable=False),
     Column("learn", Boolean, nullable=False, comment="false: serve it, never judge or train it"),
     Column("answer", Text, comment="the text the client saw"),
-    Column("reasoning", Text, comment="what the model thought before it"),
-    Column("tool_calls", JSON, comment="in OpenAI's shape, arguments in compact JSON"),
+    Column("reasoning", Text, comment="what the model thought before it, as the client saw it"),
+    Column(
+        "tool_calls",
+        JSON(none_as_null=True),
+        comment="the answer's calls in OpenAI's shape; null when it has none",
+    ),
     Column("malformed_calls", Integer, nullable=False, server_default="0", comment="calls that stayed text"),
     Column("reply_ids", LargeBinary, comment="int32 sampled tokens"),
     Column("reply_logprobs", LargeBinary, comment="float32 nats under the sampling transform"),
@@ -110,6 +121,10 @@ turns = Table(
     Index("ix_turns_state", "state", "turn_id"),
     Index("ix_turns_answer", "user", "answer_spine"),
     Index("ix_turns_request", "user", "request_spine"),
+    Index("ix_turns_heard", "user", "heard_spine"),
+    Index("ix_turns_block", "user", "block_spine"),
+    Index("ix_turns_opening", "user", "opening"),
+    Index("ix_turns_trace", "user", "trace"),
 )
 
 next_states = Table(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import Connection, exists, insert, select, update
+from sqlalchemy import ColumnElement, Connection, exists, func, insert, select, update
 
 from nextstate.errors import TokenMismatch
 from nextstate.store.arrays import (
@@ -36,6 +36,18 @@ from nextstate.types import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Marks:
+    """What later requests find a turn by, beside its spines; see collect/spine.py."""
+
+    heard_spine: str = ""
+    block_spine: str = ""
+    opening: str = ""
+    setting: str = ""
+    wording: str = ""
+    trace: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
     """Where a request belongs, decided by collect."""
 
@@ -46,11 +58,12 @@ class Placement:
     parent_turn_id: int | None
     """The turn whose answer this request continues."""
     kind: str
-    """new, continuation, retry, regeneration or side."""
+    """new, continuation, branch, retry, regeneration, subagent or side."""
     because: str
     next_state: tuple[Message, ...] = ()
     """What follows the parent's answer."""
     source: Source | None = None
+    marks: Marks = field(default_factory=Marks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +82,10 @@ class NewTurn:
     sampling: Sampling
     learn: bool
     """False: serve it and never judge or train it."""
+    received_at: float = field(default_factory=time.time)
+
+
+_OWN_KEY = "s-"
 
 
 def open_turn(db: Connection, new: NewTurn) -> tuple[int, int, str]:
@@ -76,7 +93,7 @@ def open_turn(db: Connection, new: NewTurn) -> tuple[int, int, str]:
 
     Returns the turn's id, its session's id, and the session's key.
     """
-    now, place = time.time(), new.placement
+    now, place = new.received_at, new.placement
     session_id, key = _session(db, new.user, place, now)
     messages_kept, prompt_kept = 0, 0
     if place.parent_turn_id is not None:
@@ -102,6 +119,7 @@ def open_turn(db: Connection, new: NewTurn) -> tuple[int, int, str]:
         "sampling": new.sampling.as_json(),
         "created_at": now,
         "learn": new.learn,
+        **asdict(place.marks),
     }
     turn_id = int(db.execute(insert(turns).values(row).returning(turns.c.turn_id)).scalar_one())
     if place.parent_turn_id is not None and place.next_state:
@@ -134,8 +152,13 @@ def _session(db: Connection, user: str, place: Placement, now: float) -> tuple[i
         changed = update(sessions).where(sessions.c.session_id == place.session_id)
         # A session that had ended goes on: the client came back.
         row = db.execute(changed.values(last_at=now, ended_at=None, end_reason=None).returning(sessions.c.key)).one()
+        if place.session_key is not None and place.session_key != row.key and row.key.startswith(_OWN_KEY):
+            # The first request of a session did not name it, as those for titles do not.
+            named = update(sessions).where(sessions.c.session_id == place.session_id)
+            db.execute(named.values(key=place.session_key))
+            return place.session_id, place.session_key
         return place.session_id, row.key
-    key = place.session_key or f"s-{uuid4().hex[:12]}"
+    key = place.session_key or f"{_OWN_KEY}{uuid4().hex[:12]}"
     values = {"user": user, "key": key, "started_at": now, "last_at": now}
     return int(db.execute(insert(sessions).values(values).returning(sessions.c.session_id)).scalar_one()), key
 
@@ -168,12 +191,14 @@ def finish_turn(
     reply_versions: Sequence[int],
     finish_reason: FinishReason,
     counted_tokens: int,
+    finished_at: float | None = None,
 ) -> None:
     """Write the answer down, exactly as sampled, and decide whether it can be learned from at all.
 
     Args:
         answer: the assistant's message as the client saw it.
         malformed_calls: tool calls in it that were none, and went out as text.
+        finished_at: seconds since the epoch; now by default.
         counted_tokens: reply tokens as counted on their way to the client; a difference quarantines the turn.
     """
     row = db.execute(select(turns.c.sampling, turns.c.kind, turns.c.learn).where(turns.c.turn_id == turn_id)).one()
@@ -196,7 +221,7 @@ def finish_turn(
         "reply_versions": pack_versions(reply_versions),
         "reply_tokens": len(reply_ids),
         "finish_reason": finish_reason,
-        "finished_at": time.time(),
+        "finished_at": time.time() if finished_at is None else finished_at,
     }
     db.execute(update(turns).where(turns.c.turn_id == turn_id).values(values))
 
@@ -215,9 +240,17 @@ def _why_not(row: AnyRow, finish_reason: FinishReason) -> tuple[SkipReason | Non
     return None, None
 
 
-def leave_out(db: Connection, turn_ids: Sequence[int], reason: SkipReason, detail: str) -> None:
-    """Close turns that will not be trained, with the reason."""
-    values = {"state": TurnState.LEFT_OUT, "reason": reason, "detail": detail, "lease_until": None}
+def leave_out(
+    db: Connection, turn_ids: Sequence[int], reason: SkipReason, detail: str, *, at: float | None = None
+) -> None:
+    """Close turns that will not be trained, with the reason.
+
+    Args:
+        at: when, seconds since the epoch; now by default.
+    """
+    closed_at = func.coalesce(turns.c.finished_at, time.time() if at is None else at)
+    values: dict[str, Any] = {"state": TurnState.LEFT_OUT, "reason": reason, "detail": detail, "lease_until": None}
+    values["finished_at"] = closed_at
     db.execute(update(turns).where(turns.c.turn_id.in_(turn_ids)).values(values))
 
 
@@ -268,32 +301,90 @@ def find_session(db: Connection, user: str, key: str) -> int | None:
     return db.execute(found).scalar_one_or_none()
 
 
-def find_by_answer(db: Connection, user: str, spine: str, session_id: int | None) -> AnyRow | None:
-    """The newest turn whose conversation, answer included, has this spine; within one session if given.
+MAX_FOUND = 8
+"""Turns that one look-up returns at most: a million conversations may begin with the same words."""
 
-    One that nothing has followed yet comes first: two conversations may begin alike, and each has its next state.
-    `continued` says whether something has followed it.
+
+def find_turns(
+    db: Connection,
+    user: str,
+    session_id: int | None,
+    setting: str,
+    *,
+    answer_spine: str | None = None,
+    request_spine: str | None = None,
+    heard_spine: str | None = None,
+    block_spine: str | None = None,
+    opening: str | None = None,
+    trace: str | None = None,
+) -> list[AnyRow]:
+    """Turns of a user by one of their marks, within one session if given; the likeliest first, at most MAX_FOUND.
+
+    Of conversations that look the same, one that began in the same setting comes first, then one that nothing has
+    followed yet (unless a request is looked for), then the newest. Rows have turn_id, session_id, parent_turn_id, kind,
+    state, reason, setting, wording, answer, tool_calls, created_at, finished_at, finish_reason, and `continued`:
+    whether it has a next state.
     """
-    continued = exists().where(next_states.c.turn_id == turns.c.turn_id)
-    query = select(turns.c.turn_id, turns.c.session_id, continued.label("continued"))
-    query = query.where(turns.c.user == user, turns.c.answer_spine == spine)
-    if session_id is not None:
-        query = query.where(turns.c.session_id == session_id)
-    return db.execute(query.order_by(continued, turns.c.turn_id.desc()).limit(1)).first()
+    given = {
+        turns.c.answer_spine: answer_spine,
+        turns.c.request_spine: request_spine,
+        turns.c.heard_spine: heard_spine,
+        turns.c.block_spine: block_spine,
+        turns.c.opening: opening,
+        turns.c.trace: trace,
+    }
+    (mark,) = [column == value for column, value in given.items() if value is not None]
+    return _find(db, user, session_id, setting, mark, by_age=request_spine is not None)
 
 
-def find_by_request(db: Connection, user: str, spine: str, session_id: int | None) -> AnyRow | None:
-    """The newest turn whose request has this spine; within one session if given."""
-    columns = turns.c.turn_id, turns.c.session_id, turns.c.state, turns.c.reason, turns.c.parent_turn_id
-    query = select(*columns).where(turns.c.user == user, turns.c.request_spine == spine)
+def _find(
+    db: Connection, user: str, session_id: int | None, setting: str, mark: ColumnElement[bool], *, by_age: bool = False
+) -> list[AnyRow]:
+    query = select(*_FOUND, _CONTINUED).where(turns.c.user == user, mark)
     if session_id is not None:
         query = query.where(turns.c.session_id == session_id)
-    return db.execute(query.order_by(turns.c.turn_id.desc()).limit(1)).first()
+    # The newest are enough: an older twin that nobody has continued for so long is no likelier than they are.
+    newest = query.order_by(turns.c.turn_id.desc()).limit(_MAX_SEEN).subquery()
+    ranked = select(newest).order_by(
+        newest.c.setting != setting, *(() if by_age else (newest.c.continued,)), newest.c.turn_id.desc()
+    )
+    return list(db.execute(ranked.limit(MAX_FOUND)))
+
+
+_MAX_SEEN = 64
+_CONTINUED = exists().where(next_states.c.turn_id == turns.c.turn_id).label("continued")
+_FOUND = (
+    turns.c.turn_id,
+    turns.c.session_id,
+    turns.c.parent_turn_id,
+    turns.c.kind,
+    turns.c.state,
+    turns.c.reason,
+    turns.c.setting,
+    turns.c.wording,
+    turns.c.answer,
+    turns.c.tool_calls,
+    turns.c.created_at,
+    turns.c.finished_at,
+    turns.c.finish_reason,
+)
+
+
+def find_turn(db: Connection, user: str, turn_id: int) -> AnyRow | None:
+    """A turn of this user by its id; the columns of `find_turns`."""
+    found = _find(db, user, None, "", turns.c.turn_id == turn_id)
+    return found[0] if found else None
+
+
+def find_by_answer(db: Connection, user: str, spine: str, session_id: int | None) -> AnyRow | None:
+    """The likeliest turn whose conversation, answer included, has this spine."""
+    found = find_turns(db, user, session_id, "", answer_spine=spine)
+    return found[0] if found else None
 
 
 def newest_turn(db: Connection, session_id: int) -> AnyRow | None:
     """The newest finished turn of a session, for clients that name the session but rewrite its history."""
-    query = select(turns.c.turn_id, turns.c.session_id).where(
+    query = select(*_FOUND, _CONTINUED).where(
         turns.c.session_id == session_id,
         turns.c.finish_reason.in_((FinishReason.STOP, FinishReason.LENGTH)),
         turns.c.kind != "side",
@@ -301,16 +392,52 @@ def newest_turn(db: Connection, session_id: int) -> AnyRow | None:
     return db.execute(query.order_by(turns.c.turn_id.desc()).limit(1)).first()
 
 
+def recent_turns(db: Connection, user: str) -> list[AnyRow]:
+    """The newest turn that is no side request of each of a user's MAX_FOUND liveliest sessions, liveliest first.
+
+    Rows have the columns of `find_turns`, and `messages` and `last_at`.
+    """
+    liveliest = select(sessions.c.session_id, sessions.c.last_at).where(sessions.c.user == user)
+    live = liveliest.order_by(sessions.c.last_at.desc()).limit(MAX_FOUND).subquery()
+    of_session = turns.alias()
+    newest = (
+        select(of_session.c.turn_id)
+        .where(of_session.c.session_id == live.c.session_id, of_session.c.kind != "side")
+        .order_by(of_session.c.turn_id.desc())
+        .limit(1)
+        .scalar_subquery()
+    )
+    query = select(*_FOUND, _CONTINUED, turns.c.messages, live.c.last_at).join_from(
+        live, turns, turns.c.turn_id == newest
+    )
+    return list(db.execute(query.order_by(live.c.last_at.desc())))
+
+
+def waits_for_its_conversation(db: Connection, session_id: int) -> bool:
+    """Whether a session has no name of the client's and nothing but side requests: a title that came first."""
+    named = select(sessions.c.session_id).where(
+        sessions.c.session_id == session_id, sessions.c.key.not_like(f"{_OWN_KEY}%")
+    )
+    main = select(turns.c.turn_id).where(turns.c.session_id == session_id, turns.c.kind != "side")
+    return db.execute(named).first() is None and db.execute(main.limit(1)).first() is None
+
+
+def first_messages(db: Connection, session_id: int) -> tuple[Message, ...]:
+    """The messages of the request that a session began with, side requests apart."""
+    query = select(turns.c.messages).where(turns.c.session_id == session_id, turns.c.kind != "side")
+    return tuple(db.execute(query.order_by(turns.c.turn_id).limit(1)).scalar_one_or_none() or ())
+
+
 def load_messages(db: Connection, turn_id: int) -> tuple[Message, ...]:
     """The whole conversation of a turn, its answer as the last message when there is one."""
-    said = turns.c.answer, turns.c.reasoning, turns.c.tool_calls
-    columns = turns.c.parent_turn_id, turns.c.messages_kept, turns.c.messages, *said
+    columns = turns.c.parent_turn_id, turns.c.messages_kept, turns.c.messages, *_ANSWER
     pieces: list[Mapping[str, Any]] = []
     kept: int | None = None
     next_id: int | None = turn_id
     while next_id is not None and kept != 0:
         row = db.execute(select(*columns).where(turns.c.turn_id == next_id)).one()
-        here = [*row.messages, *_answer(row)]
+        answer = [] if row.answer is None else [_answer_message(row)]
+        here = [*row.messages, *answer]
         # Of this turn's conversation the child keeps `kept` messages, of which `messages_kept` are further up.
         pieces = here[: None if kept is None else max(0, kept - row.messages_kept)] + pieces
         kept = row.messages_kept if kept is None else min(kept, row.messages_kept)
@@ -318,16 +445,13 @@ def load_messages(db: Connection, turn_id: int) -> tuple[Message, ...]:
     return tuple(pieces)
 
 
-def _answer(row: AnyRow) -> list[Message]:
-    """The assistant's message, if there is one yet."""
-    if row.answer is None:
-        return []
-    message: dict[str, Any] = {"role": "assistant", "content": row.answer}
-    if row.reasoning:
-        message["reasoning_content"] = row.reasoning
-    if row.tool_calls:
-        message["tool_calls"] = row.tool_calls
-    return [message]
+_ANSWER = turns.c.answer, turns.c.reasoning, turns.c.tool_calls
+
+
+def _answer_message(row: AnyRow) -> dict[str, Any]:
+    """An answer as a message; what it has not is left out, as in the messages of requests."""
+    more = {"reasoning_content": row.reasoning, "tool_calls": row.tool_calls}
+    return {"role": "assistant", "content": row.answer, **{key: value for key, value in more.items() if value}}
 
 
 def load_turn(db: Connection, turn_id: int) -> Turn:

@@ -57,6 +57,7 @@ def upgrade() -> None:
         sa.UniqueConstraint("user", "key", name=op.f("uq_sessions_user")),
     )
     op.create_index("ix_sessions_open", "sessions", ["ended_at", "last_at"], unique=False)
+    op.create_index("ix_sessions_recent", "sessions", ["user", "last_at"], unique=False)
     op.create_table(
         "updates",
         sa.Column("update_id", sa.Integer(), nullable=False),
@@ -132,11 +133,31 @@ def upgrade() -> None:
             "request_spine", sa.Text(), nullable=False, comment="hash of the request's messages without system text"
         ),
         sa.Column("answer_spine", sa.Text(), nullable=True, comment="the same with the answer behind them"),
+        sa.Column(
+            "heard_spine",
+            sa.Text(),
+            nullable=False,
+            comment="the same as request_spine without what the model said",
+        ),
+        sa.Column(
+            "block_spine", sa.Text(), nullable=False, comment="hash of what was said to the model since it last spoke"
+        ),
+        sa.Column("opening", sa.Text(), nullable=False, comment="hash of the user's first words"),
+        sa.Column("setting", sa.Text(), nullable=False, comment="hash of them as sent, and of the system text"),
+        sa.Column("wording", sa.Text(), nullable=False, comment="hash of all that was said to the model, as sent"),
+        sa.Column("trace", sa.Text(), nullable=True, comment="trace id of the client's run, when it sends one"),
         sa.Column("sampling", sa.JSON(), nullable=False),
         sa.Column("learn", sa.Boolean(), nullable=False, comment="false: serve it, never judge or train it"),
         sa.Column("answer", sa.Text(), nullable=True, comment="the text the client saw"),
-        sa.Column("reasoning", sa.Text(), nullable=True, comment="what the model thought before it"),
-        sa.Column("tool_calls", sa.JSON(), nullable=True, comment="in OpenAI's shape, arguments in compact JSON"),
+        sa.Column(
+            "reasoning", sa.Text(), nullable=True, comment="what the model thought before it, as the client saw it"
+        ),
+        sa.Column(
+            "tool_calls",
+            sa.JSON(none_as_null=True),
+            nullable=True,
+            comment="the answer's calls in OpenAI's shape; null when it has none",
+        ),
         sa.Column(
             "malformed_calls", sa.Integer(), server_default="0", nullable=False, comment="calls that stayed text"
         ),
@@ -176,6 +197,10 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("turn_id"),
     )
     op.create_index("ix_turns_answer", "turns", ["user", "answer_spine"], unique=False)
+    op.create_index("ix_turns_block", "turns", ["user", "block_spine"], unique=False)
+    op.create_index("ix_turns_heard", "turns", ["user", "heard_spine"], unique=False)
+    op.create_index("ix_turns_opening", "turns", ["user", "opening"], unique=False)
+    op.create_index("ix_turns_trace", "turns", ["user", "trace"], unique=False)
     op.create_index("ix_turns_request", "turns", ["user", "request_spine"], unique=False)
     op.create_index(op.f("ix_turns_session_id"), "turns", ["session_id"], unique=False)
     op.create_index("ix_turns_state", "turns", ["state", "turn_id"], unique=False)

@@ -1,0 +1,255 @@
+"""What is known of single clients: the texts that they put beside, around or in place of their users' words.
+
+Everything that is true of one client only is in this file, as tables where it can be. The rest of `collect` knows
+kinds of text, not clients. Facts and versions: spec/clients.md; a text that no client sends any more costs nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from nextstate.types import Message
+
+
+class Said(StrEnum):
+    """Who speaks in a message that has the user's role."""
+
+    HUMAN = "human"
+    CARRIER = "carrier"
+    """Facts for the model alone, moved or dropped in the next request: they are no part of the conversation."""
+    RETRY = "retry"
+    """The client tells the model to go on after a fault; the next request shows what the human had said instead."""
+    UNSEEN = "unseen"
+    """The client says that the answer showed the user nothing; no part of later history, but evidence."""
+    REPORT = "report"
+    """A program speaks: a format error, a result of other work. Part of the conversation, but not the human's words."""
+    POLL = "poll"
+    """A timer speaks, and nobody waits for the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class UserText:
+    """A text of the user's role, taken apart."""
+
+    said: Said
+    text: str
+    """Without date prefix, runtime suffix and wrapping; what the conversation is recognised by."""
+    stamped: str
+    """The same with its date prefix, which tells two conversations apart that begin with the same words."""
+    retry: bool = False
+    """The client wrapped the human's words to send them again after a fault."""
+
+
+# -- wrapping ----------------------------------------------------------------------------------------------------------
+
+_DATE = re.compile(r"\A\[[A-Z][a-z]{2} \d{4}-\d\d-\d\d \d\d:\d\d(?: [^\]\n]{1,40})?\] ?")
+# At the end of the first message of the user; with other APIs a line of the system text.
+_RUNTIME_SUFFIX = re.compile(r"\s*\bRuntime: agent=[^\n]*\Z")
+_RUNTIME_LINE = re.compile(r"(?:^|\n|>)\s*Runtime: (agent=[^\n]*)")
+_REMINDER = re.compile(r"<(system-reminder|ide_opened_file|ide_selection)>.*?</\1>\s*", re.DOTALL)
+
+_QUEUED = "[Queued user message from a previous active turn; preserved as context only."
+_GO_ON = "Continue the current task from the existing transcript, preserving completed work."
+
+_OPENINGS: tuple[tuple[Said, str], ...] = (
+    (Said.CARRIER, "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>"),
+    (Said.CARRIER, "<environment_context>"),
+    (Said.CARRIER, "<user_instructions>"),
+    (Said.CARRIER, "# AGENTS.md instructions for "),
+    (Said.RETRY, _GO_ON),
+    (Said.RETRY, "Continue the current task from the transcript using the updated tools."),
+    (Said.RETRY, "Continue the current task using the updated permissions."),
+    (Said.RETRY, "<turn_aborted>"),
+    (Said.RETRY, "Your previous turn was interrupted by a gateway restart"),
+    (Said.RETRY, "Your previous reply was not delivered to the conversation"),
+    (Said.RETRY, "The previous attempt compacted the conversation context"),
+    (Said.UNSEEN, "The previous attempt did not produce a user-visible answer."),
+    (Said.UNSEEN, "The previous assistant turn recorded reasoning but did not produce a user-visible answer."),
+    (Said.UNSEEN, "The previous assistant turn completed its tool calls but did not produce"),
+    (Said.UNSEEN, "Your previous response was only an acknowledgement"),
+    (Said.REPORT, "[Inter-session message]"),
+    (Said.REPORT, "A background task completed. Use this result to reply"),
+    (Said.REPORT, "Tool call error:\n\n<error>"),
+    (Said.REPORT, "Format error:\n\n<error>"),
+    (Said.POLL, "Follow the heartbeat monitor scratch context when provided."),
+    (Said.POLL, "[OpenClaw heartbeat poll]"),
+    (Said.POLL, "Read HEARTBEAT.md if it exists"),
+)
+_POLL_AS_KEPT = "[OpenClaw heartbeat poll]"
+
+
+def read_user_text(text: str) -> UserText:
+    """Take a text of the user's role apart: who speaks, and what of it is said."""
+    text = _RUNTIME_SUFFIX.sub("", text)
+    text = _REMINDER.sub("", text).strip()
+    if not text:
+        return UserText(Said.CARRIER, "", "")
+    date = _DATE.match(text)
+    stamp, bare = (date[0].strip(), text[date.end() :].strip()) if date else ("", text)
+    retry = bare.startswith(_QUEUED)
+    if retry:
+        bare = bare.partition("\n")[2].partition(f"\n\n{_GO_ON}")[0].strip()
+        if not bare:
+            return UserText(Said.RETRY, "", stamp, retry=True)
+    said = next((said for said, opening in _OPENINGS if bare.startswith(opening)), Said.HUMAN)
+    if said is Said.POLL:
+        bare = _POLL_AS_KEPT
+    return UserText(said, bare, f"{stamp} {bare}" if stamp else bare, retry)
+
+
+_THOUGHT = re.compile(r"<(think|thinking)>.*?(?:</\1>|\Z)", re.DOTALL)
+_DIRECTIVE = re.compile(r"\[\[(?:reply_to_current|reply_to:[^\]\n]*|audio_as_voice)\]\]\s*")
+
+
+def read_answer_text(text: str) -> str:
+    """An answer without what clients cut out of it before they send it back: thoughts in tags, directives."""
+    return _DIRECTIVE.sub("", _THOUGHT.sub("", text)).strip()
+
+
+# -- session keys in the text ------------------------------------------------------------------------------------------
+
+
+def runtime_key(messages: Sequence[Message]) -> str | None:
+    """The session that OpenClaw names in its runtime line, at the end of an early user message or in the system text.
+
+    Its work on the side runs under names of its own, which say nothing.
+    """
+    for message in messages[:4]:
+        content = message.get("content")
+        if message["role"] not in ("system", "user") or not isinstance(content, str):
+            continue
+        line = (_RUNTIME_LINE if message["role"] == "system" else _RUNTIME_SUFFIX).search(content)
+        if line is None:
+            continue
+        fields = dict(part.strip().split("=", 1) for part in line[0].split("|") if "=" in part)
+        key = fields.get("sessionId") or fields.get("session", "")
+        return None if not key or "internal-session-effects" in key else key
+    return None
+
+
+def is_openclaw(messages: Sequence[Message]) -> bool:
+    """Whether OpenClaw wrote the system text."""
+    return any(message["role"] == "system" and "openclaw:attempt:" in _text(message) for message in messages[:2])
+
+
+# -- work on the side --------------------------------------------------------------------------------------------------
+
+_SIDE_SYSTEM: tuple[tuple[str, str], ...] = (
+    ("Generate a concise session title", "title"),
+    ("You are a title generator", "title"),
+    ("Write an Activity recap for someone", "recap"),
+    ("You are a context summarization assistant", "summary"),
+    ("Current model identity:", "probe"),
+    ("You are a helpful AI assistant tasked with summarizing conversations", "summary"),
+    ("Summarize this coding conversation", "title"),
+    ("Analyze if this message indicates a new conversation topic", "title"),
+)
+_SIDE_USER: tuple[tuple[str, str], ...] = (
+    ("Pre-compaction memory flush.", "memory flush"),
+    ("Follow the heartbeat monitor scratch context when provided.", "heartbeat"),
+    ("Read HEARTBEAT.md if it exists", "heartbeat"),
+    ("[OpenClaw heartbeat poll]", "heartbeat"),
+    ("[cron:", "scheduled run"),
+    ("Reply with OK. Do not use tools.", "probe"),
+    ("Your task is to create a detailed summary of the conversation so far", "summary"),
+    ("Provide a detailed prompt for continuing our conversation above", "summary"),
+    ("You are performing a CONTEXT CHECKPOINT COMPACTION", "summary"),
+    ("### Task:\nGenerate a concise, 3-5 word title", "title"),
+    ("### Task:\nGenerate 1-3 broad tags", "tags"),
+    ("### Task:\nSuggest 3-5 relevant follow-up", "suggestions"),
+    ("### Task:\nAnalyze the chat history to determine the necessity", "search queries"),
+)
+# Clients nobody has listed: an instruction, at the very beginning, to make something about a conversation. Only looked
+# for where there are neither tools nor a conversation of its own, since a person may ask for such a thing, too.
+_MAKE = r"\b(?:generate|create|write|provide|produce|suggest|give|make|return|output|summari[sz]e|come up with)\b"
+_THING = r"\b(?:titles?|headlines?|names?|summary|summaries|recap|topics?|tags|labels?|follow-?up questions?)\b"
+_TALK = (
+    r"\b(?:conversations?|chats?|chat history|sessions?|threads?|dialogues?|transcript|first message|user's message)\b"
+)
+_ANY = r"(?:(?!\n\n).)"
+_ABOUT_A_TALK = (
+    re.compile(rf"{_MAKE}{_ANY}{{0,100}}{_THING}{_ANY}{{0,100}}{_TALK}", re.I | re.DOTALL),
+    re.compile(
+        rf"{_MAKE}{_ANY}{{0,60}}\b(?:conversation|chat|session|thread)\s+(?:title|name|summary|recap)\b",
+        re.I | re.DOTALL,
+    ),
+    re.compile(r"\byou (?:are|act as) (?:an? )?(?:\w+ ){0,4}(?:title|summary|topic|tag|name)s? generator", re.I),
+)
+_QUOTES_A_TALK = re.compile(
+    r"<(?:conversation|chat_history|transcript|messages?|history)>|(?:^|\n)\W{0,3}(?:user|human|assistant)\W{0,3}:",
+    re.I,
+)
+
+
+def known_side_work(messages: Sequence[Message], has_tools: bool, said: Sequence[UserText]) -> str | None:
+    """What a request does for a client whose texts are known; None when it is none of these.
+
+    Args:
+        said: the texts of the user's role in `messages`, in order.
+    """
+    spoken = [text for text in said if text.said is not Said.CARRIER]
+    if spoken and spoken[-1].said is Said.POLL:
+        return "heartbeat"
+    for opening, what in _SIDE_USER:
+        if spoken and spoken[-1].text.startswith(opening):
+            return what
+    if has_tools:
+        return None
+    system = _system_text(messages)
+    return next((what for opening, what in _SIDE_SYSTEM if system.startswith(opening)), None)
+
+
+def likely_side_work(messages: Sequence[Message], has_tools: bool, said: Sequence[UserText]) -> bool:
+    """Whether a request of an unknown client asks for something about a conversation that is not its own."""
+    if has_tools or any(message["role"] in ("assistant", "tool") for message in messages):
+        return False
+    system = _system_text(messages)
+    if system:
+        return _asks_about_a_talk(system)
+    spoken = [text.text for text in said if text.said is not Said.CARRIER]
+    quotes = len(spoken) > 1 or any(_QUOTES_A_TALK.search(text) for text in spoken)
+    return bool(spoken) and quotes and _asks_about_a_talk(spoken[0])
+
+
+def _asks_about_a_talk(text: str) -> bool:
+    found = (pattern.search(text[:400]) for pattern in _ABOUT_A_TALK)
+    return any(match is not None and match.start() < 80 for match in found)
+
+
+# -- sub-agents --------------------------------------------------------------------------------------------------------
+
+_SUBAGENT_OPENINGS = ("[Subagent Context]", "[Subagent Task]")
+
+
+def is_subagent(said: Iterable[UserText], headers: dict[str, str]) -> bool:
+    """Whether the client says that a sub-agent speaks."""
+    if headers.get("x-openai-subagent") or '"thread_source":"subagent"' in headers.get("x-codex-turn-metadata", ""):
+        return True
+    first = next((text.text for text in said if text.said is Said.HUMAN), "")
+    return first.startswith(_SUBAGENT_OPENINGS)
+
+
+# -- shortened histories -----------------------------------------------------------------------------------------------
+
+_SUMMARIES = (
+    "The conversation history before this point was compacted into the following summary:",
+    "This session is being continued from a previous conversation that ran out of context.",
+    "Another language model started to solve this problem and produced a summary",
+)
+
+
+def begins_with_summary(said: Sequence[UserText]) -> bool:
+    """Whether the client has put a summary in place of the beginning of the conversation."""
+    return any(text.text.startswith(_SUMMARIES) for text in said[:2])
+
+
+def _text(message: Message) -> str:
+    content = message.get("content")
+    return content if isinstance(content, str) else ""
+
+
+def _system_text(messages: Sequence[Message]) -> str:
+    return "\n".join(_text(message) for message in messages if message["role"] == "system").strip()
