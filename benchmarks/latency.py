@@ -274,17 +274,20 @@ def _copied(db: Connection, answered: _Answered) -> tuple[int, int]:
         user="benchmark",
         placement=place,
         messages=answered.messages,
+        dialect="chat",
+        tools=(),
         prompt_ids=answered.turn.prompt_ids,
         request_spine=request_spine(answered.messages),
         sampling=Sampling(max_tokens=MAX_TOKENS, temperature=answered.turn.temperature),
         learn=True,
     )
-    turn_id, _ = turns.open_turn(db, new)
+    turn_id, _, _ = turns.open_turn(db, new)
     turns.finish_turn(
         db,
         turn_id,
-        answer=answered.answer,
-        answer_spine=answer_spine(answered.messages, answered.answer),
+        answer=answered.message,
+        malformed_calls=0,
+        answer_spine=answer_spine(answered.messages, answered.message),
         reply_ids=answered.turn.reply_ids,
         reply_logprobs=answered.turn.reply_logprobs,
         reply_versions=answered.turn.reply_versions,
@@ -308,13 +311,15 @@ def _turn_to_judge(db: Connection, answered: _Answered) -> int:
         next_state=(said,),
         source=Source.USER,
     )
-    messages = (*answered.messages, {"role": "assistant", "content": answered.answer}, said)
+    messages = (*answered.messages, answered.message, said)
     turns.open_turn(
         db,
         NewTurn(
             user="benchmark",
             placement=place,
             messages=messages,
+            dialect="chat",
+            tools=(),
             prompt_ids=answered.turn.prompt_ids + answered.turn.reply_ids,
             request_spine=request_spine(messages),
             sampling=Sampling(max_tokens=1),

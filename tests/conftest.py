@@ -26,7 +26,10 @@ from nextstate.serve.app import create_app
 from nextstate.serve.run import bind, serve_http
 from nextstate.store.store import Store
 
-CONTEXT_TOKENS = 512
+CONTEXT_TOKENS = 2048
+
+NEVER_ENDS: dict[str, Any] = {"logit_bias": {str(token): -100 for token in range(42)}}
+"""A request's bias against the tiny model's special tokens, so that only a limit ends its answer."""
 
 CHATML = (
     "{% for message in messages %}"

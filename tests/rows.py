@@ -18,6 +18,8 @@ def new_turn(**changes: Any) -> NewTurn:
         "user": "local",
         "placement": place,
         "messages": QUESTION,
+        "dialect": "chat",
+        "tools": (),
         "prompt_ids": (5, 6, 7),
         "request_spine": "request",
         "sampling": Sampling(max_tokens=8),
@@ -28,10 +30,11 @@ def new_turn(**changes: Any) -> NewTurn:
 
 def finished_turn(store: Store, *, new: NewTurn | None = None, **changes: Any) -> int:
     """A turn that was answered; its id."""
-    turn_id, _ = store.write_now(turns.open_turn, new or new_turn())
+    turn_id, _, _ = store.write_now(turns.open_turn, new or new_turn())
     reply = changes.pop("reply_ids", (60, 61))
     fields = {
-        "answer": "the fox",
+        "answer": {"role": "assistant", "content": "the fox"},
+        "malformed_calls": 0,
         "answer_spine": f"answer {turn_id}",
         "reply_ids": reply,
         "reply_logprobs": (-1.5,) * len(reply),

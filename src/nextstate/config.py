@@ -68,6 +68,10 @@ class EngineConfig(_Section):
     """Replies generated at once."""
     threads: PositiveInt = 1
     """CPU threads of the decoding loop; more gain nothing there."""
+    tool_form: Literal["hermes", "llama"] | None = None
+    """How the model writes tool calls; None: as its chat template tells."""
+    reasoning_form: Literal["none", "think"] | None = None
+    """How the model writes what it thinks before it answers; None: as its chat template tells."""
     prefix_cache_tokens: NonNegativeInt = 4096
     """Tokens of finished sequences whose keys and values are kept for prompts that begin the same way."""
 

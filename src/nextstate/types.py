@@ -240,9 +240,12 @@ class TurnToJudge:
     history: tuple[Message, ...]
     """The conversation up to the answer, oldest first; the last entry is what was answered."""
     answer: str
+    """Its text, and its tool calls as lines `name(arguments)` behind it."""
     next_state: tuple[Message, ...]
     """All messages that followed the answer; empty when only feedback arrived."""
     finish_reason: FinishReason
+    malformed_calls: int = 0
+    """Tool calls in the answer that were none, and stand in it as text."""
     feedback: Feedback | None = None
 
 

@@ -25,7 +25,7 @@ def data(store: Store, tmp_path: Path) -> Path:
 
     The follow-ups of the first two were never answered.
     """
-    judged_turn(store, Vote.BAD, answer=ANSWER)
+    judged_turn(store, Vote.BAD, answer={"role": "assistant", "content": ANSWER})
     update_id = store.write_now(learning.start_update, limit=8)
     metrics = {"turns": 1, "policy_gradient": 0.25}
     store.write_now(learning.finish_update, update_id, artifact="versions/000001", metrics=metrics)

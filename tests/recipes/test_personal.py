@@ -14,7 +14,8 @@ from tests.crash.judge_endpoint import JudgeEndpoint
 from tests.crash.people import People, Seen
 from tests.crash.served import Served, talkative, until, write_config
 
-CORRECTION = "Too long. One short sentence, please."
+DIRECTIVE = "One short sentence, please."
+CORRECTION = f"Too long. {DIRECTIVE}"
 
 
 async def corrected(people: People, question: str) -> Seen:
@@ -59,7 +60,7 @@ async def test_a_correction_becomes_a_version_that_answers_while_long_answers_go
             await until(is_trained, "the corrected turn is trained")
             [verdict] = store.read_now(judging.list_verdicts, first.turn_id)
             assert verdict.value is Vote.BAD
-            assert verdict.hints[0] == CORRECTION
+            assert verdict.hints[0] == DIRECTIVE  # without the complaint
             await until(lambda: store.read_now(learning.serving_version) >= 1, "its version serves")
             later = await people.ask([{"role": "user", "content": "a dog?"}])
             assert later is not None

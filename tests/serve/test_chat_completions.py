@@ -4,22 +4,54 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import Any
 
 import openai
 import pytest
 import torch
 from gated_engine import GatedEngine, eventually
+from scripted_engine import ScriptedEngine
+from tests.conftest import NEVER_ENDS
 from transformers import AutoModelForCausalLM
 
 from nextstate.errors import EngineFault
-from nextstate.serve import chat_completions
+from nextstate.judge.evidence import evidence
+from nextstate.serve import streaming
+from nextstate.store.judging import claim_unjudged
 from nextstate.store.turns import load_messages, load_turn
+from nextstate.types import Vote
 
 HI = [{"role": "user", "content": "Hi"}]
 
 
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "add",
+            "description": "Add two numbers.",
+            "parameters": {
+                "type": "object",
+                "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 9}, "b": {"type": "boolean"}},
+                "required": ["a", "b"],
+                "additionalProperties": False,
+            },
+        },
+    },
+    {"type": "function", "function": {"name": "stop", "parameters": {"type": "object", "properties": {}}}},
+]
+
+
+def named(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
+def json_form(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "form", "schema": schema}}
+
+
 async def complete(server, messages=HI, **options):
-    return await server.client.chat.completions.create(**{"model": "policy", "messages": messages, "seed": 0} | options)
+    return await server.client.chat.completions.create(**{"model": "policy", "messages": messages, "seed": 1} | options)
 
 
 async def stream(server, messages=HI, **options):
@@ -61,7 +93,7 @@ async def test_without_being_asked_a_stream_carries_no_usage(server):
 async def test_tokens_are_sent_as_they_are_generated(start_server, engine):
     gate = GatedEngine(engine, tokens_before=6)
     async with start_server(with_engine=gate) as server:
-        chunks = await complete(server, stream=True, seed=18, max_tokens=30)
+        chunks = await complete(server, stream=True, seed=4, max_tokens=30)
         seen = ""
         async for chunk in chunks:
             seen += chunk.choices[0].delta.content or ""
@@ -81,7 +113,7 @@ async def test_usage_counts_the_stored_tokens(server):
 
 
 async def test_stored_logprobs_are_those_of_a_full_forward_pass(server, tiny_model_path):
-    await complete(server, max_tokens=40, temperature=0.7, seed=18)
+    await complete(server, max_tokens=40, temperature=0.7, seed=4)
     turn = await server.store.read(load_turn, 1)
     model = AutoModelForCausalLM.from_pretrained(tiny_model_path, dtype=torch.float32)
     with torch.no_grad():
@@ -100,13 +132,14 @@ async def test_a_seed_repeats_an_answer_and_another_seed_does_not(server):
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
 async def test_both_names_limit_the_answer(server, name):
-    answer = await complete(server, seed=18, **{name: 3})
+    answer = await complete(server, **NEVER_ENDS, **{name: 3})
     assert (answer.usage.completion_tokens, answer.choices[0].finish_reason) == (3, "length")
 
 
 async def test_the_answer_is_capped_by_the_context_whatever_max_tokens_says(server):
-    answer = await complete(server, [{"role": "user", "content": "x" * 470}], max_tokens=10_000)
-    assert answer.usage.total_tokens <= 512
+    answer = await complete(server, [{"role": "user", "content": "x" * 1980}], max_tokens=10_000, **NEVER_ENDS)
+    assert answer.usage.total_tokens == 2048
+    assert answer.choices[0].finish_reason == "length"
 
 
 async def find_stop(server) -> tuple[str, str, int]:
@@ -235,7 +268,7 @@ async def test_a_request_that_the_client_sends_again_is_a_retry(server):
 async def test_closing_a_stream_frees_the_engine_and_keeps_the_turn_as_aborted(start_server, engine):
     gate = GatedEngine(engine, tokens_before=3)
     async with start_server(with_engine=gate) as server:
-        chunks = await complete(server, stream=True, seed=18, max_tokens=400)
+        chunks = await complete(server, stream=True, max_tokens=400, **NEVER_ENDS)
         await eventually(lambda: gate.passed == 3)
         await chunks.close()
         await eventually(lambda: engine.load == (0, 0) and gate.closed == 1)
@@ -249,12 +282,11 @@ async def test_closing_a_stream_frees_the_engine_and_keeps_the_turn_as_aborted(s
         assert len(turn.reply_ids) == 3
         gate.go_on.set()
         await complete(server, max_tokens=4)
-        assert [row.kind for row in await server.turns()] == ["new", "retry"]
 
 
 async def test_a_client_that_leaves_an_unstreamed_answer_frees_the_engine(start_server, engine, gated):
     async with start_server(with_engine=gated) as server:
-        asking = asyncio.create_task(complete(server, seed=18, max_tokens=400))
+        asking = asyncio.create_task(complete(server, max_tokens=400, **NEVER_ENDS))
         await eventually(lambda: engine.load[0] == 1)
         asking.cancel()
         await eventually(lambda: engine.load == (0, 0) and gated.closed == 1)
@@ -280,7 +312,7 @@ async def test_a_turn_is_written_before_its_first_token_and_again_before_its_las
 async def test_when_the_server_stops_the_turn_says_so(start_server, gated, monkeypatch):
     monkeypatch.setattr("nextstate.serve.run.GRACE_S", 0)
     async with start_server(with_engine=gated) as server:
-        chunks = await complete(server, stream=True, seed=18, max_tokens=400)
+        chunks = await complete(server, stream=True, max_tokens=400, **NEVER_ENDS)
         await anext(aiter(chunks))
         await server.stop()
         [turn] = await server.turns()
@@ -288,9 +320,9 @@ async def test_when_the_server_stops_the_turn_says_so(start_server, gated, monke
 
 
 async def test_silence_is_filled_with_empty_pieces(start_server, gated, monkeypatch):
-    monkeypatch.setattr(chat_completions, "KEEP_ALIVE_S", 0.05)
+    monkeypatch.setattr(streaming, "KEEP_ALIVE_S", 0.05)
     async with start_server(with_engine=gated) as server:
-        chunks = await complete(server, stream=True, seed=18, max_tokens=10)
+        chunks = await complete(server, stream=True, max_tokens=10, **NEVER_ENDS)
         empty = 0
         async for chunk in chunks:
             empty += chunk.choices[0].delta.content is None and chunk.choices[0].finish_reason is None
@@ -309,9 +341,9 @@ class FaultyEngine(GatedEngine):
 async def test_an_engine_fault_is_a_500_and_leaves_the_turn_out(start_server, engine):
     async with start_server(with_engine=FaultyEngine(engine)) as server:
         with pytest.raises(openai.InternalServerError, match="out of memory"):
-            await complete(server, max_tokens=20, seed=18)
+            await complete(server, max_tokens=20, seed=4)
         with pytest.raises(openai.APIError, match="out of memory"):
-            await stream(server, max_tokens=20, seed=18)
+            await stream(server, max_tokens=20, seed=4)
         for turn in await server.turns():
             assert (turn.state, turn.reason) == ("left_out", "engine_fault")
 
@@ -319,18 +351,18 @@ async def test_an_engine_fault_is_a_500_and_leaves_the_turn_out(start_server, en
 async def test_more_requests_than_may_wait_are_answered_429(start_server, gated):
     limits = {"serve": {"max_queue": 1}, "engine_config": {"max_streams": 1}}
     async with start_server(with_engine=gated, **limits) as server:
-        first = [asyncio.create_task(complete(server, max_tokens=5)) for _ in range(2)]
+        first = [asyncio.create_task(complete(server, max_tokens=5, **NEVER_ENDS)) for _ in range(2)]
 
         async def both_began() -> bool:
             return len(await server.turns()) == 2
 
         await eventually(both_began)
         with pytest.raises(openai.RateLimitError) as refused:
-            await complete(server, max_tokens=5)
+            await complete(server, max_tokens=5, **NEVER_ENDS)
         assert refused.value.response.headers["retry-after"] == "1"
         gated.go_on.set()
         await asyncio.gather(*first)
-        await complete(server, max_tokens=5)
+        await complete(server, max_tokens=5, **NEVER_ENDS)
         assert len(await server.turns()) == 3
 
 
@@ -338,13 +370,13 @@ async def test_more_requests_than_may_wait_are_answered_429(start_server, gated)
 
 
 async def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers(server):
-    for streaming in (False, True):
+    for streamed in (False, True):
         with pytest.raises(openai.BadRequestError) as refused:
-            await complete(server, [{"role": "user", "content": "x" * 700}], stream=streaming)
+            await complete(server, [{"role": "user", "content": "x" * 2500}], stream=streamed)
         assert refused.value.code == "context_length_exceeded"
         numbers = [int(word) for word in refused.value.body["message"].split() if word.isdigit()]
-        assert numbers[0] == 512
-        assert numbers[1] > 700
+        assert numbers[0] == 2048
+        assert numbers[1] > 2500
     assert await server.turns() == []
 
 
@@ -369,6 +401,19 @@ async def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers(ser
         ({"messages": HI, "stop": ["a", 5]}, "stop[1]", "string"),
         ({"messages": HI, "seed": 1.5}, "seed", "integer"),
         ({"messages": HI, "turn_type": "odd"}, "turn_type", "'side'"),
+        ({"messages": HI, "tools": [{"type": "function"}]}, "tools[0]", "'name'"),
+        ({"messages": HI, "tools": [{"function": {"name": "f", "parameters": []}}]}, "tools[0]", "'parameters'"),
+        ({"messages": HI, "tool_choice": "required"}, "tool_choice", "has none such"),
+        ({"messages": HI, "tools": TOOLS, "tool_choice": named("other")}, "tool_choice", "'other'"),
+        ({"messages": HI, "tools": TOOLS, "response_format": {"type": "json_object"}}, "response_format", "one form"),
+        ({"messages": HI, "response_format": {"type": "json_schema"}}, "response_format", "json_schema"),
+        ({"messages": HI, "response_format": json_form({"type": "odd"})}, "response_format", "odd"),
+        ({"messages": HI, "logit_bias": {"999999": 1}}, "logit_bias", "999999"),
+        ({"messages": HI, "logit_bias": {"the": 1}}, "logit_bias", "'the'"),
+        ({"messages": HI, "top_logprobs": 3}, "", "logprobs to be true"),
+        ({"messages": HI, "logprobs": True, "top_logprobs": 30}, "top_logprobs", "20"),
+        ({"messages": HI, "n": 0}, "n", "greater than or equal to 1"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "a"}]}]}, "messages[0].tool_calls[0]", "required"),
         ({"messages": [{"role": "tool", "content": "42"}]}, "messages", "a tool speaks first"),
     ],
 )
@@ -376,7 +421,7 @@ async def test_wrong_input_is_refused_by_the_name_of_its_field(server, body, par
     response = await server.http.post("/v1/chat/completions", json=body)
     error = response.json()["error"]
     assert (response.status_code, error["type"]) == (400, "invalid_request_error")
-    assert error["param"].startswith(param)
+    assert (error["param"] or "").startswith(param)
     assert says in error["message"]
     assert await server.turns() == []
 
@@ -384,19 +429,13 @@ async def test_wrong_input_is_refused_by_the_name_of_its_field(server, body, par
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("tools", [{"type": "function", "function": {"name": "ls"}}]),
         ("functions", [{"name": "ls"}]),
-        ("n", 2),
-        ("logprobs", True),
-        ("logit_bias", {"5": 1}),
-        ("presence_penalty", 0.5),
-        ("frequency_penalty", 0.5),
-        ("response_format", {"type": "json_object"}),
+        ("function_call", {"name": "ls"}),
         ("modalities", ["text", "audio"]),
         ("audio", {"voice": "alloy"}),
     ],
 )
-async def test_what_the_server_cannot_do_yet_is_refused_by_name(server, field, value):
+async def test_what_the_server_cannot_do_is_refused_by_name(server, field, value):
     with pytest.raises(openai.BadRequestError) as refused:
         await complete(server, extra_body={field: value})
     assert (refused.value.param, refused.value.code) == (field, "unsupported_parameter")
@@ -442,3 +481,159 @@ async def test_a_session_key_that_no_header_can_carry_is_answered_all_the_same(s
     await complete(server, max_tokens=3, extra_body={"session_id": "Grüße 🦊\n"})
     [turn] = await server.turns()
     assert turn.session == "Grüße 🦊\n"
+
+
+# -- tools, forms, log-probs, several answers --------------------------------------------------------------------------
+
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a":  1, "b": true}}\n</tool_call>'
+
+
+async def test_a_tool_call_is_read_out_of_the_answer_streamed_and_not(start_server, engine):
+    async with start_server(with_engine=ScriptedEngine(engine, f"I add.\n{CALL}\n{CALL}")) as server:
+        whole = (await complete(server, tools=TOOLS)).choices[0]
+        chunks = await stream(server, tools=TOOLS)
+    calls = whole.message.tool_calls
+    assert (whole.message.content, whole.finish_reason) == ("I add.", "tool_calls")
+    assert [(c.function.name, c.function.arguments) for c in calls] == [("add", '{"a":1,"b":true}')] * 2
+    assert all(c.id.isalnum() and len(c.id) <= 40 for c in calls)
+    assert calls[0].id != calls[1].id
+    assert text_of(chunks) == "I add."
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+    deltas = [d for c in chunks for d in c.choices[0].delta.tool_calls or ()]
+    assert [(d.index, d.type, d.function.name, d.function.arguments) for d in deltas] == [
+        (0, "function", "add", ""),
+        (0, None, None, '{"a":1,"b":true}'),
+        (1, "function", "add", ""),
+        (1, None, None, '{"a":1,"b":true}'),
+    ]
+
+
+async def test_a_tool_result_continues_the_turn_that_called_and_is_its_next_state(start_server, engine):
+    async with start_server(with_engine=ScriptedEngine(engine, CALL)) as server:
+        message = (await complete(server, tools=TOOLS)).choices[0].message
+        assert message.content is None
+        result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "2"}
+        await complete(server, [*HI, message, result], tools=TOOLS)
+        first, second = await server.turns()
+        assert (first.state, second.kind, second.parent_turn_id) == ("continued", "continuation", first.turn_id)
+        [judged] = await server.store.write(lambda db: claim_unjudged(db, limit=9, lease_s=60))
+    assert judged.answer == 'add({"a":1,"b":true})'
+    assert [dict(m) for m in judged.next_state] == [result]
+
+
+async def test_without_tools_or_with_choice_none_a_call_is_text(start_server, engine):
+    async with start_server(with_engine=ScriptedEngine(engine, CALL)) as server:
+        for options in ({}, {"tools": TOOLS, "tool_choice": "none"}):
+            choice = (await complete(server, **options)).choices[0]
+            assert (choice.message.content, choice.message.tool_calls) == (CALL, None)
+            assert choice.finish_reason == "stop"
+
+
+async def test_a_malformed_call_stays_text_and_is_evidence_against_the_turn(start_server, engine):
+    broken = '<tool_call>\n{"name": "add", "arguments": {"a": }}\n</tool_call>'
+    async with start_server(with_engine=ScriptedEngine(engine, broken)) as server:
+        choice = (await complete(server, tools=TOOLS)).choices[0]
+        assert (choice.message.content, choice.message.tool_calls) == (broken, None)
+        await complete(server, [*HI, choice.message, {"role": "user", "content": "hm"}], tools=TOOLS)
+        [judged] = await server.store.write(lambda db: claim_unjudged(db, limit=9, lease_s=60))
+    verdict = evidence(judged)
+    assert verdict is not None
+    assert verdict.value == Vote.BAD
+    assert "tool call" in verdict.reason
+
+
+async def test_without_parallel_calls_the_answer_ends_behind_the_first(start_server, engine):
+    async with start_server(with_engine=ScriptedEngine(engine, f"{CALL}\n{CALL}")) as server:
+        choice = (await complete(server, tools=TOOLS, parallel_tool_calls=False)).choices[0]
+        assert len(choice.message.tool_calls) == 1
+        assert choice.finish_reason == "tool_calls"
+        turn = await server.store.read(load_turn, 1)
+        assert engine.loaded.tokenizer.decode(turn.reply_ids) == CALL
+
+
+@pytest.mark.parametrize("choice", ["required", named("add")])
+async def test_a_required_call_is_made_by_any_model(server, choice):
+    for seed in range(3):
+        answer = (await complete(server, tools=TOOLS, tool_choice=choice, seed=seed, max_tokens=200)).choices[0]
+        assert answer.finish_reason == "tool_calls"
+        for call in answer.message.tool_calls:
+            arguments = json.loads(call.function.arguments)
+            if call.function.name == "add":
+                assert [type(arguments[name]) for name in ("a", "b")] == [int, bool]
+            else:
+                assert choice == "required"
+    assert {turn.reason for turn in await server.turns()} == {"sampling_not_reproducible"}
+
+
+async def test_an_answer_held_to_a_schema_is_of_that_schema(server):
+    schema = TOOLS[0]["function"]["parameters"]
+    answer = (await complete(server, response_format=json_form(schema), max_tokens=100)).choices[0]
+    value = json.loads(answer.message.content)
+    assert set(value) == {"a", "b"}
+    some = (await complete(server, response_format={"type": "json_object"}, max_tokens=300)).choices[0]
+    if some.finish_reason == "stop":
+        assert isinstance(json.loads(some.message.content), dict)
+
+
+async def test_reasoning_comes_apart_from_the_text(start_server, engine):
+    thought = ScriptedEngine(engine, "<think>\nA fox?\n</think>\n\nYes.")
+    async with start_server(with_engine=thought, engine_config={"reasoning_form": "think"}) as server:
+        message = (await complete(server)).choices[0].message
+        chunks = await stream(server)
+        assert (message.reasoning_content, message.content) == ("A fox?", "Yes.")
+        assert "".join(getattr(c.choices[0].delta, "reasoning_content", None) or "" for c in chunks) == "A fox?"
+        assert text_of(chunks) == "Yes."
+        # Clients that drop it continue the session all the same.
+        follow = [*HI, {"role": "assistant", "content": "Yes."}, {"role": "user", "content": "More"}]
+        await complete(server, follow)
+        assert (await server.turns())[-1].kind == "continuation"
+
+
+async def test_logprobs_are_the_stored_ones_of_every_token_streamed_and_not(server):
+    whole = (await complete(server, logprobs=True, top_logprobs=3, max_tokens=12)).choices[0]
+    turn = await server.store.read(load_turn, 1)
+    assert [t.logprob for t in whole.logprobs.content] == pytest.approx(list(turn.reply_logprobs))
+    for token in whole.logprobs.content:
+        tops = [t.logprob for t in token.top_logprobs]
+        assert len(tops) == 3
+        assert tops == sorted(tops, reverse=True)
+        assert token.logprob <= tops[0] + 1e-6
+    chunks = await stream(server, logprobs=True, max_tokens=12)
+    pieces = [t for c in chunks for t in (c.choices[0].logprobs.content if c.choices[0].logprobs else ())]
+    assert [t.token for t in pieces] == [t.token for t in whole.logprobs.content]
+
+
+async def test_several_answers_are_turns_of_their_own_beside_each_other(server):
+    whole = await complete(server, n=3, max_tokens=8)
+    assert [c.index for c in whole.choices] == [0, 1, 2]
+    assert len({c.message.content for c in whole.choices}) > 1
+    rows = await server.turns()
+    assert [row.kind for row in rows] == ["new", "regeneration", "regeneration"]
+    assert len({row.session for row in rows}) == 1
+    alone = await complete(server, [{"role": "user", "content": "Hi"}], max_tokens=8, seed=2, user="other")
+    assert alone.choices[0].message.content == whole.choices[1].message.content
+    streamed = await stream(server, n=2, max_tokens=8, stream_options={"include_usage": True})
+    texts = ["", ""]
+    for chunk in streamed:
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+    assert texts == [c.message.content for c in whole.choices[:2]]
+    assert sum(bool(c.choices and c.choices[0].finish_reason) for c in streamed) == 2
+
+
+async def test_the_next_request_continues_the_answer_it_repeats(server):
+    whole = await complete(server, n=3, max_tokens=8)
+    follow = [*HI, whole.choices[2].message, {"role": "user", "content": "More"}]
+    await complete(server, follow, max_tokens=3)
+    rows = await server.turns()
+    assert rows[-1].parent_turn_id == rows[2].turn_id
+
+
+async def test_a_request_that_opts_out_is_answered_and_teaches_nothing(server):
+    first = await complete(server, max_tokens=4)
+    follow = [*HI, first.choices[0].message, {"role": "user", "content": "Wrong!"}]
+    await complete(server, follow, max_tokens=4, extra_headers={"X-Nextstate-Learn": "off"})
+    earlier, later = await server.turns()
+    assert earlier.state in ("finished", "left_out")
+    assert later.reason == "learning_off"
+    assert await server.store.write(lambda db: claim_unjudged(db, limit=9, lease_s=60)) == []

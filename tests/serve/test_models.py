@@ -9,7 +9,7 @@ HI = [{"role": "user", "content": "Hi"}]
 async def test_the_policy_and_its_base_model_are_listed_with_their_version(server):
     listed = (await server.client.models.list()).data
     assert [model.id for model in listed] == ["policy", "tiny"]
-    assert {(m.base_model, m.version, m.context_tokens) for m in listed} == {("tiny", 0, 512)}
+    assert {(m.base_model, m.version, m.context_tokens) for m in listed} == {("tiny", 0, 2048)}
 
 
 @pytest.mark.parametrize("name", ["policy", "tiny", "policy@0"])

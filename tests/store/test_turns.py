@@ -75,7 +75,7 @@ def test_what_cannot_be_learned_from_is_left_out_with_its_reason(store: Store, c
 
 
 def test_a_turn_that_was_being_answered_when_the_server_died_says_so(store: Store):
-    turn_id, _ = store.write_now(turns.open_turn, new_turn())
+    turn_id, _, _ = store.write_now(turns.open_turn, new_turn())
     assert store.write_now(turns.close_interrupted) == 1
     assert state_of(store, turn_id) == (TurnState.LEFT_OUT, SkipReason.SERVER_STOPPED)
 

@@ -21,16 +21,19 @@ class StopStrings:
         self._held = ""
         self.stopped = False
         """Whether a stop string has appeared; from then on nothing passes."""
+        self.matched: str | None = None
+        """Which one."""
 
     def add(self, text: str) -> str:
         """What of the text so far may be shown now, without what was shown before."""
         if self.stopped:
             return ""
         self._held += text
-        found = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        found = [(at + len(stop), at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if found:
             self.stopped = True
-            shown, self._held = self._held[: min(found)[1]], ""
+            _, at, self.matched = min(found)
+            shown, self._held = self._held[:at], ""
             return shown
         keep = max((overlap(self._held, stop) for stop in self._stops), default=0)
         shown, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]

@@ -25,7 +25,7 @@ from nextstate.dialects import chat, messages, responses
 from nextstate.dialects.reading import Read
 from nextstate.errors import NextstateError
 from nextstate.store.store import Store
-from nextstate.store.turns import NewTurn, Placement, find_session, finish_turn, leave_out, open_turn
+from nextstate.store.turns import NewTurn, Placement, finish_turn, leave_out, open_turn
 from nextstate.types import FinishReason, Sampling, SkipReason
 
 _DIALECTS = {
@@ -219,17 +219,17 @@ class _Replaying:
             user=incoming.user,
             placement=placement,
             messages=incoming.messages,
+            dialect=incoming.dialect,
+            tools=(),
             prompt_ids=(0,),
             request_spine=request_spine(incoming.messages),
             sampling=Sampling(max_tokens=1),
             learn=True,
             received_at=incoming.received_at,
         )
-        turn_id, key = open_turn(self._db, new)
+        turn_id, session_id, key = open_turn(self._db, new)
         self._seqs[turn_id] = recorded.seq
         self._answering.append((turn_id, incoming, recorded))
-        session_id = placement.session_id or find_session(self._db, incoming.user, key)
-        assert session_id is not None
         if session_id not in self._labels:
             self._labels[session_id] = self._refused.get((incoming.user, key)) or self._new_label()
         return self._labels[session_id]
@@ -257,10 +257,9 @@ class _Replaying:
         finish_turn(
             self._db,
             turn_id,
-            answer=said["content"],
+            answer=said,
+            malformed_calls=0,
             answer_spine=answer_spine(incoming.messages, said),
-            reasoning=said.get("reasoning_content"),
-            tool_calls=said.get("tool_calls"),
             reply_ids=(0,),
             reply_logprobs=(0.0,),
             reply_versions=(0,),

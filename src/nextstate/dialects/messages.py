@@ -57,13 +57,12 @@ def _user(blocks: list[Any], notes: Notes) -> list[Message]:
     rest = []
     for block in blocks:
         if isinstance(block, Mapping) and block.get("type") == "tool_result":
-            results.append(
-                {
-                    "role": "tool",
-                    "content": notes.text(block.get("content")),
-                    "tool_call_id": str(block.get("tool_use_id") or ""),
-                }
-            )
+            result = {
+                "role": "tool",
+                "content": notes.text(block.get("content")),
+                "tool_call_id": str(block.get("tool_use_id") or ""),
+            }
+            results.append(result | {"is_error": True} if block.get("is_error") is True else result)
         else:
             rest.append(block)
     if rest or not results:

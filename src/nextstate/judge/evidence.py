@@ -34,6 +34,7 @@ def evidence(turn: TurnToJudge, *, plain_results: bool = False) -> Verdict | Non
         explicit_feedback(turn)
         or lost_answer(turn)
         or degenerate_answer(turn.answer)
+        or malformed_call(turn)
         or user_action(turn)
         or (None if user_words(turn) else tool_status(turn, plain_results=plain_results))
     )
@@ -72,6 +73,13 @@ def degenerate_answer(answer: str) -> Fact | None:
         return Vote.BAD, "The answer is empty."
     if _repeats_a_sentence(answer) or _ends_in_a_cycle(answer):
         return Vote.BAD, "The answer repeats itself over and over."
+    return None
+
+
+def malformed_call(turn: TurnToJudge) -> Fact | None:
+    """A tool call that is not valid was never made, whatever follows."""
+    if turn.malformed_calls:
+        return Vote.BAD, "The answer holds a tool call that is not valid, so no tool was called."
     return None
 
 

@@ -36,7 +36,7 @@ class Row:
 def make_row(sample: Sample, advantage: float, tokenizer: Any, *, oldest_version: int, max_tokens: int) -> Row:
     """A row from a sample. A hinted prompt that would not fit goes without its teacher."""
     turn = sample.turn
-    hinted = render_with_hint(tokenizer, sample.messages, sample.hint) if sample.hint else None
+    hinted = render_with_hint(tokenizer, sample.messages, sample.hint, sample.tools) if sample.hint else None
     if hinted is not None and len(hinted) + len(turn.reply_ids) > max_tokens:
         hinted = None
     return Row(

@@ -14,8 +14,9 @@ from fastapi.responses import PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from nextstate import __version__
+from nextstate.chat.formats import detect_format
 from nextstate.config import Config
-from nextstate.serve import chat_completions, feedback, models
+from nextstate.serve import chat_completions, completions, feedback, generate, messages, models, responses
 from nextstate.serve.auth import Admit
 from nextstate.serve.errors import handle_errors
 from nextstate.serve.limits import RequireJson, TakeBody
@@ -24,8 +25,11 @@ from nextstate.serve.services import Services, ServingEngine
 from nextstate.store.store import Store
 
 ROUTES = frozenset(
-    {"/v1/chat/completions", "/v1/models", "/v1/feedback", "/healthz", "/readyz", "/metrics"},
-)
+    {
+        "/v1/chat/completions", "/v1/completions", "/v1/generate", "/v1/messages", "/v1/messages/count_tokens",
+        "/v1/responses", "/v1/models", "/v1/feedback", "/healthz", "/readyz", "/metrics",
+    }
+)  # fmt: skip
 
 
 def create_app(
@@ -48,6 +52,9 @@ def create_app(
     services = Services(
         store=store,
         engine=engine,
+        form=detect_format(
+            engine.loaded.tokenizer, reasoning=config.engine.reasoning_form, tools=config.engine.tool_form
+        ),
         config=config,
         metrics=metrics,
         learning=learning,
@@ -67,7 +74,15 @@ def create_app(
     app = FastAPI(title="nextstate", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.services = services
     handle_errors(app)
-    for router in (chat_completions.router, models.router, feedback.router):
+    for router in (
+        chat_completions.router,
+        completions.router,
+        generate.router,
+        messages.router,
+        responses.router,
+        models.router,
+        feedback.router,
+    ):
         app.include_router(router(services))
 
     @app.get("/healthz")

@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
 from typing import Annotated, Any, Literal, Self
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt, model_validator
 from pydantic_core import PydanticCustomError
-from starlette.types import Receive, Scope, Send
 
+from nextstate.chat.events import AnswerEvent, ReasoningDelta, TextDelta, ToolCall
+from nextstate.dialects.chat import read_messages
 from nextstate.errors import EngineFault
-from nextstate.serve.answer import Answer, Ask, open_answer
-from nextstate.serve.body import RequestBody
-from nextstate.serve.errors import ApiError, own_type, server_error
-from nextstate.serve.models import resolve_model
+from nextstate.serve.answer import Answer, Ask
+from nextstate.serve.asking import (
+    Choice,
+    CommonBody,
+    ask_of,
+    count_ignored,
+    grammar_of,
+    open_answers,
+    refuse,
+    sampling_of,
+    turn_headers,
+)
+from nextstate.serve.errors import own_type, server_error
+from nextstate.serve.logprobs import chat_logprobs
 from nextstate.serve.services import Services
-from nextstate.types import Message, Sampling
+from nextstate.serve.streaming import AnswerStream, finished, merged, sse
+from nextstate.types import FinishReason, Sampling
 
-KEEP_ALIVE_S = 8.0
-"""A stream that has nothing to say for this long gets an empty piece: clients give up on silence, and proxies on 10 s
-of it. Comments do not count as life with all of them, chunks do."""
-
-_MAX_KEY = 256
 _TEXT_PART = '{"type": "text", "text": "..."}'
 
 
@@ -39,6 +45,8 @@ def _flat(content: Any) -> Any:
         text = part.get("text") if isinstance(part, dict) else None
         if kind == "text" and isinstance(text, str):
             texts.append(text)
+        elif kind == "refusal" and isinstance(part.get("refusal"), str):
+            texts.append(part["refusal"])
         elif kind in ("text", None):
             raise PydanticCustomError(
                 "content_part", "part {n} is not of the form {form}", {"n": n, "form": _TEXT_PART}
@@ -52,18 +60,35 @@ def _flat(content: Any) -> Any:
     return "".join(texts)
 
 
-def _listed(stop: Any) -> Any:
+def as_list(stop: Any) -> Any:
     return [stop] if isinstance(stop, str) else stop
+
+
+class FunctionCall(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    name: str
+    arguments: str
+
+
+class MessageToolCall(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    id: str | None = None
+    type: str | None = None
+    function: FunctionCall
 
 
 class ChatMessage(BaseModel):
     model_config = ConfigDict(strict=True)
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Annotated[str | None, BeforeValidator(_flat)] = None
     name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: list[MessageToolCall] | None = None
     tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
 
     @model_validator(mode="after")
     def has_content(self) -> Self:
@@ -71,16 +96,21 @@ class ChatMessage(BaseModel):
             raise PydanticCustomError("missing", "Field required: content, a string or parts of text")
         return self
 
-    def as_message(self) -> Message:
-        """What is stored and rendered; keys that a client leaves empty are left out, so that copies compare equal."""
-        message: dict[str, Any] = {
-            "role": "system" if self.role == "developer" else self.role,
-            "content": self.content or "",
-        }
-        for key in ("name", "tool_calls", "tool_call_id"):
-            if value := getattr(self, key):
-                message[key] = value
-        return message
+
+def check_tool(tool: Any) -> Any:
+    """A function has a name and an object of parameters; tools of other types are passed over."""
+    if not isinstance(tool, dict):
+        raise PydanticCustomError("tool", "a tool is an object")
+    if tool.get("type", "function") == "function":
+        function = tool.get("function")
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
+            raise PydanticCustomError("tool", "a tool of type 'function' has a 'function' with a 'name'")
+        if not isinstance(function.get("parameters", {}), dict | None):
+            raise PydanticCustomError("tool", "the 'parameters' of a function are a JSON schema, an object")
+    return tool
+
+
+Tool = Annotated[dict[str, Any], BeforeValidator(check_tool)]
 
 
 class StreamOptions(BaseModel):
@@ -89,71 +119,75 @@ class StreamOptions(BaseModel):
     include_usage: bool = False
 
 
-class ChatCompletionRequest(RequestBody, extra="allow"):
+class JsonSchema(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class ResponseFormat(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def has_schema(self) -> Self:
+        if self.type == "json_schema" and self.json_schema is None:
+            raise PydanticCustomError("missing", "Field required: json_schema, with a 'schema'")
+        return self
+
+
+class NamedFunction(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    name: str
+
+
+class NamedTool(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class ChatCompletionRequest(CommonBody):
     """The fields that mean something here. Others that OpenAI has are refused where ignoring them would make the
     answer something else than asked for, and ignored where not."""
 
-    model: str = "policy"
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     max_tokens: PositiveInt | None = None
     max_completion_tokens: PositiveInt | None = None
-    seed: int | None = None
-    stop: Annotated[list[Annotated[str, Field(min_length=1)]] | None, BeforeValidator(_listed)] = None
-    user: str | None = None
-    """Whose conversations this may continue; those of different users never meet."""
-    session_id: Annotated[str, Field(max_length=_MAX_KEY)] | None = None
-    turn_type: Literal["main", "side"] | None = None
-    session_done: bool | None = None
+    stop: Annotated[list[Annotated[str, Field(min_length=1)]] | None, BeforeValidator(as_list)] = None
+    tools: list[Tool] | None = None
+    tool_choice: Choice | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None
+    n: Annotated[int, Field(ge=1, le=16)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
-    tools: Any = None
     functions: Any = None
-    n: Any = None
-    logprobs: Any = None
-    top_logprobs: Any = None
-    logit_bias: Any = None
-    presence_penalty: Any = None
-    frequency_penalty: Any = None
-    top_k: Any = None
-    min_p: Any = None
-    repetition_penalty: Any = None
-    response_format: Any = None
+    function_call: Any = None
     modalities: Any = None
     audio: Any = None
 
     def unsupported(self) -> str | None:
-        """Name of the first field that asks for what this server cannot do yet."""
+        """Name of the first field that asks for what this server cannot do."""
         asked = {
-            "tools": bool(self.tools),
             "functions": bool(self.functions),
-            "n": self.n not in (None, 1),
-            "logprobs": bool(self.logprobs),
-            "top_logprobs": bool(self.top_logprobs),
-            "logit_bias": bool(self.logit_bias),
-            "presence_penalty": bool(self.presence_penalty),
-            "frequency_penalty": bool(self.frequency_penalty),
-            "top_k": self.top_k not in (None, 0, -1),
-            "min_p": bool(self.min_p),
-            "repetition_penalty": self.repetition_penalty not in (None, 0, 1),
-            "response_format": self.response_format not in (None, {"type": "text"}),
+            "function_call": self.function_call not in (None, "none", "auto"),
             "modalities": self.modalities not in (None, [], ["text"]),
             "audio": self.audio is not None,
         }
         return next((name for name, wanted in asked.items() if wanted), None)
 
-
-_KNOWN_IGNORED = frozenset(
-    {
-        "chat_template_kwargs", "enable_thinking", "function_call", "metadata", "parallel_tool_calls",
-        "prediction", "prompt_cache_key", "prompt_cache_retention", "reasoning", "reasoning_effort",
-        "safety_identifier", "service_tier", "store", "tool_choice", "verbosity",
-        "web_search_options",
-    }
-)  # fmt: skip
-"""Fields that get a metric under their own name; any other counts as 'other', so that the page cannot grow."""
+    @model_validator(mode="after")
+    def top_logprobs_need_logprobs(self) -> Self:
+        if self.top_logprobs and not self.logprobs:
+            raise PydanticCustomError("logprobs", "top_logprobs needs logprobs to be true")
+        return self
 
 
 def router(services: Services) -> APIRouter:
@@ -161,19 +195,17 @@ def router(services: Services) -> APIRouter:
 
     @routes.post("/v1/chat/completions", response_model=None)
     async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
-        for field in body.model_extra or ():
-            services.metrics.ignored_fields.labels(field if field in _KNOWN_IGNORED else "other").inc()
         ask = read_request(services, body, request)
-        answer = await open_answer(services, ask)
-        headers = {
-            "x-nextstate-turn-id": str(answer.turn_id),
-            "x-nextstate-session-id": _for_header(answer.session_key),
-            "x-nextstate-policy-version": str(answer.start_version),
-        }
+        answers = await open_answers(services, ask, body.n or 1)
+        reply = _Reply(answers, body, services)
         if body.stream:
-            include_usage = body.stream_options is not None and body.stream_options.include_usage
-            return AnswerStream(answer, _events(answer, body.model, include_usage), headers)
-        return await _whole(answer, body.model, request, headers)
+            return AnswerStream(answers, reply.events(), turn_headers(answers))
+        try:
+            if not await finished(answers, request):
+                return Response(status_code=499)  # nobody reads it; nginx's number for a client that left
+        except EngineFault as error:
+            return JSONResponse(server_error(str(error), "engine_fault"), 500, turn_headers(answers))
+        return JSONResponse(reply.whole(), headers=turn_headers(answers))
 
     return routes
 
@@ -186,152 +218,139 @@ def read_request(services: Services, body: ChatCompletionRequest, request: Reque
     """
     refused = body.unsupported()
     if refused is not None:
-        raise ApiError(
-            400,
-            f"'{refused}' asks for something that this server cannot do yet; leave it out.",
-            param=refused,
-            code="unsupported_parameter",
-        )
-    serve = services.config.serve
-    sampling = Sampling(
-        max_tokens=body.max_completion_tokens or body.max_tokens or serve.max_tokens,
-        temperature=serve.temperature if body.temperature is None else body.temperature,
-        top_p=1.0 if body.top_p is None else body.top_p,
-        seed=body.seed,
-        stop=tuple(body.stop or ()),
+        raise refuse(refused)
+    read = read_messages(body.model_dump(include={"messages", "tools"}, exclude_none=True))
+    count_ignored(services, body, read)
+    named = body.tool_choice.function.name if isinstance(body.tool_choice, NamedTool) else None
+    choice: Choice = body.tool_choice if isinstance(body.tool_choice, str) else "auto"
+    form = body.response_format
+    grammar = grammar_of(
+        services,
+        read.tools,
+        choice=choice,
+        named=named,
+        parallel=body.parallel_tool_calls is not False,
+        json_schema=form.json_schema.schema_ if form is not None and form.json_schema is not None else None,
+        json_object=form is not None and form.type == "json_object",
     )
-    headers = request.headers
-    session_key = headers.get("x-session-id") or body.session_id or None
-    if session_key is not None and len(session_key) > _MAX_KEY:
-        raise ApiError(400, f"X-Session-Id has more than {_MAX_KEY} characters.", param="session_id")
-    turn_type = (headers.get("x-turn-type") or body.turn_type or "main").lower()
-    if turn_type not in ("main", "side"):
-        raise ApiError(400, f"X-Turn-Type is '{turn_type}'; it must be 'main' or 'side'.", param="turn_type")
-    done = headers.get("x-session-done")
-    retries = headers.get("x-stainless-retry-count", "0")
-    return Ask(
-        user=body.user or "",
-        messages=tuple(message.as_message() for message in body.messages),
+    sampling: Sampling = sampling_of(
+        services,
+        body,
+        max_tokens=body.max_completion_tokens or body.max_tokens,
+        stop=body.stop or (),
+        grammar=grammar,
+        top_logprobs=body.top_logprobs or 0,
+    )
+    return ask_of(
+        services,
+        request,
+        body,
+        read,
+        dialect="chat",
         sampling=sampling,
-        policy=resolve_model(services.engine, body.model),
-        session_key=session_key,
-        side=turn_type == "side",
-        session_done=bool(body.session_done) if done is None else done.lower() in ("1", "true", "yes", "on"),
-        retry_count=int(retries) if retries.isdecimal() else 0,
+        callable_tools=choice != "none",
+        parallel_calls=body.parallel_tool_calls is not False,
+        report_logprobs=bool(body.logprobs),
     )
 
 
-def _for_header(text: str) -> str:
-    """A session key as an HTTP header may carry it."""
-    return text.encode("latin-1", "replace").decode("latin-1").replace("\r", "?").replace("\n", "?")
+class _Reply:
+    """The answers to one request in OpenAI's words, whole or as events."""
 
+    def __init__(self, answers: Sequence[Answer], body: ChatCompletionRequest, services: Services) -> None:
+        self._answers, self._body = answers, body
+        self._tokenizer = services.engine.loaded.tokenizer
+        self._reported = [0] * len(answers)
 
-# -- not streaming -----------------------------------------------------------------------------------------------------
-
-
-async def _whole(answer: Answer, model: str, request: Request, headers: dict[str, str]) -> Response:
-    reading = asyncio.create_task(_read(answer))
-    leaving = asyncio.create_task(_disconnected(request))
-    try:
-        await asyncio.wait((reading, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not reading.done():
-            return Response(status_code=499)  # nobody reads it; nginx's number for a client that left
-        reading.result()
-    except EngineFault as error:
-        return JSONResponse(server_error(str(error), "engine_fault"), 500, headers)
-    finally:
-        answer.abandon()
-        reading.cancel()
-        leaving.cancel()
-    message = {"role": "assistant", "content": answer.text, "refusal": None}
-    body = {
-        "id": f"chatcmpl-{answer.turn_id}",
-        "object": "chat.completion",
-        "created": answer.created_at,
-        "model": model,
-        "system_fingerprint": _fingerprint(answer),
-        "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": answer.finish}],
-        "usage": _usage(answer),
-    }
-    return JSONResponse(body, headers=headers)
-
-
-async def _read(answer: Answer) -> None:
-    async for _ in answer.pieces(KEEP_ALIVE_S):
-        pass
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-# -- streaming ---------------------------------------------------------------------------------------------------------
-
-
-class AnswerStream(StreamingResponse):
-    """A stream whose answer ends with it, however it ends."""
-
-    def __init__(self, answer: Answer, events: AsyncIterator[str], headers: dict[str, str]) -> None:
-        never_buffer = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        super().__init__(events, headers=headers | never_buffer, media_type="text/event-stream")
-        self._answer = answer
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._answer.abandon()
-
-
-async def _events(answer: Answer, model: str, include_usage: bool) -> AsyncIterator[str]:
-    """The server-sent events of one answer. The last chunk leaves after the turn is committed."""
-
-    def chunk(choices: Sequence[dict[str, Any]], usage: dict[str, Any] | None = None) -> str:
-        body = {
-            "id": f"chatcmpl-{answer.turn_id}",
-            "object": "chat.completion.chunk",
-            "created": answer.created_at,
-            "model": model,
-            "system_fingerprint": _fingerprint(answer),
-            "choices": choices,
+    def whole(self) -> dict[str, Any]:
+        return self._body_of("chat.completion") | {
+            "choices": [self._choice(n, answer) for n, answer in enumerate(self._answers)],
+            "usage": self._usage(),
         }
-        if include_usage:
-            body["usage"] = usage
-        return _event(body)
 
-    yield chunk([_choice({"role": "assistant", "content": ""})])
-    try:
-        async for piece in answer.pieces(KEEP_ALIVE_S):
-            yield chunk([_choice({"content": piece} if piece else {})])
-    except EngineFault as error:
-        yield _event(server_error(str(error), "engine_fault"))
-        return
-    except Exception:
-        # The headers are out, so an event is all that can say it; the answer's task has logged the traceback.
-        yield _event(server_error("The server failed on this request; its log says more.", "internal_error"))
-        return
-    yield chunk([_choice({}, answer.finish)])
-    if include_usage:
-        yield chunk([], _usage(answer))
-    yield "data: [DONE]\n\n"
+    def _choice(self, n: int, answer: Answer) -> dict[str, Any]:
+        message = {"refusal": None, **answer.message}
+        if answer.tool_calls and not answer.text:
+            message["content"] = None
+        return {
+            "index": n,
+            "message": message,
+            "logprobs": self._logprobs(n),
+            "finish_reason": finish_reason(answer),
+        }
+
+    async def events(self) -> AsyncIterator[str]:
+        """The server-sent events. The last chunk of an answer leaves after its turn is committed."""
+        for n in range(len(self._answers)):
+            yield self._chunk(n, {"role": "assistant", "content": ""})
+        try:
+            async with aclosing(merged(self._answers)) as events:
+                async for n, event in events:
+                    for delta in _deltas(event):
+                        yield self._chunk(n, delta)
+        except EngineFault as error:
+            yield sse(server_error(str(error), "engine_fault"))
+            return
+        except Exception:
+            # The headers are out, so an event is all that can say it; the answer's task has logged the traceback.
+            yield sse(server_error("The server failed on this request; its log says more.", "internal_error"))
+            return
+        for n, answer in enumerate(self._answers):
+            yield self._chunk(n, {}, finish_reason(answer))
+        if self._include_usage:
+            yield sse(self._body_of("chat.completion.chunk") | {"choices": [], "usage": self._usage()})
+        yield "data: [DONE]\n\n"
+
+    def _chunk(self, n: int, delta: Mapping[str, Any], finish: str | None = None) -> str:
+        choice = {"index": n, "delta": delta, "logprobs": self._logprobs(n), "finish_reason": finish}
+        body = self._body_of("chat.completion.chunk") | {"choices": [choice]}
+        return sse(body | {"usage": None} if self._include_usage else body)
+
+    @property
+    def _include_usage(self) -> bool:
+        return self._body.stream_options is not None and self._body.stream_options.include_usage
+
+    def _body_of(self, kind: str) -> dict[str, Any]:
+        first = self._answers[0]
+        return {
+            "id": f"chatcmpl-{first.turn_id}",
+            "object": kind,
+            "created": first.created_at,
+            "model": self._body.model,
+            "system_fingerprint": f"nextstate-v{first.version}",
+        }
+
+    def _logprobs(self, n: int) -> dict[str, Any] | None:
+        """Of the tokens that have come since the last time."""
+        if not self._body.logprobs:
+            return None
+        new = self._answers[n].tokens[self._reported[n] :]
+        self._reported[n] += len(new)
+        return chat_logprobs(self._tokenizer, new) if new else None
+
+    def _usage(self) -> dict[str, Any]:
+        prompt = self._answers[0].prompt_tokens
+        reply = sum(answer.reply_tokens for answer in self._answers)
+        return {"prompt_tokens": prompt, "completion_tokens": reply, "total_tokens": prompt + reply}
 
 
-def _event(body: dict[str, Any]) -> str:
-    return f"data: {json.dumps(body, separators=(',', ':'))}\n\n"
+def finish_reason(answer: Answer) -> str | None:
+    """Why it ended, in OpenAI's words."""
+    if answer.tool_calls and answer.finish is FinishReason.STOP:
+        return "tool_calls"
+    return answer.finish
 
 
-def _choice(delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
-    return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
-
-
-def _fingerprint(answer: Answer) -> str:
-    return f"nextstate-v{answer.version}"
-
-
-def _usage(answer: Answer) -> dict[str, Any]:
-    return {
-        "prompt_tokens": answer.prompt_tokens,
-        "completion_tokens": answer.reply_tokens,
-        "total_tokens": answer.prompt_tokens + answer.reply_tokens,
-    }
+def _deltas(event: AnswerEvent | None) -> list[dict[str, Any]]:
+    """None, a sign of life, is an empty delta."""
+    match event:
+        case None:
+            return [{}]
+        case TextDelta(text=text):
+            return [{"content": text}]
+        case ReasoningDelta(text=text):
+            return [{"reasoning_content": text}]
+        case ToolCall():
+            head = {"id": event.id, "type": "function", "function": {"name": event.name, "arguments": ""}}
+            rest = {"function": {"arguments": event.arguments}}
+            return [{"tool_calls": [{"index": event.index, **part}]} for part in (head, rest)]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from nextstate.chat.formats import OutputFormat
 from nextstate.config import Config
 from nextstate.engines.base import Engine
 from nextstate.serve.metrics import Metrics
@@ -42,6 +43,8 @@ class ServingEngine(Engine, Protocol):
 class Services:
     store: Store
     engine: ServingEngine
+    form: OutputFormat
+    """How the model writes reasoning and tool calls."""
     config: Config
     metrics: Metrics
     learning: bool

@@ -13,6 +13,7 @@ from nextstate.store.turns import leave_out, load_messages
 from nextstate.types import (
     Feedback,
     FinishReason,
+    Message,
     SkipReason,
     TurnState,
     TurnToJudge,
@@ -25,7 +26,8 @@ def claim_unjudged(db: Connection, *, limit: int, lease_s: float) -> list[TurnTo
     """Turns that wait for a verdict, oldest first, held for `lease_s` seconds."""
     now = time.time()
     free = or_(turns.c.lease_until.is_(None), turns.c.lease_until < now)
-    waiting = select(turns.c.turn_id, turns.c.finish_reason).where(turns.c.state == TurnState.CONTINUED, free)
+    columns = turns.c.turn_id, turns.c.finish_reason, turns.c.malformed_calls
+    waiting = select(*columns).where(turns.c.state == TurnState.CONTINUED, free)
     rows = db.execute(waiting.order_by(turns.c.turn_id).limit(limit)).all()
     ids = [row.turn_id for row in rows]
     db.execute(update(turns).where(turns.c.turn_id.in_(ids)).values(lease_until=now + lease_s))
@@ -37,13 +39,19 @@ def claim_unjudged(db: Connection, *, limit: int, lease_s: float) -> list[TurnTo
             TurnToJudge(
                 turn_id=row.turn_id,
                 history=conversation[:-1],
-                answer=str(conversation[-1]["content"]),
+                answer=_as_text(conversation[-1]),
                 next_state=tuple(after or ()),
                 finish_reason=FinishReason(row.finish_reason),
+                malformed_calls=row.malformed_calls,
                 feedback=_newest_feedback(db, row.turn_id),
             )
         )
     return claimed
+
+
+def _as_text(answer: Message) -> str:
+    calls = (call["function"] for call in answer.get("tool_calls", ()))
+    return "\n".join(filter(None, [answer["content"], *(f"{call['name']}({call['arguments']})" for call in calls)]))
 
 
 def release_claims(db: Connection) -> None:

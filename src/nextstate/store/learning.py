@@ -15,7 +15,7 @@ from sqlalchemy import Connection, func, insert, select, update
 
 from nextstate.store.schema import events, policy_versions, samples, turns, updates
 from nextstate.store.store import AnyRow, note
-from nextstate.store.turns import leave_out, load_messages, load_turn
+from nextstate.store.turns import leave_out, load_messages, load_tools, load_turn
 from nextstate.types import SkipReason, Turn, TurnState, VersionState
 
 
@@ -31,6 +31,8 @@ class Sample:
     """What the teacher reads; None: no teacher for this turn."""
     messages: tuple[Mapping[str, Any], ...]
     """The request's messages, into which the hint goes."""
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """Those that the prompt names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +68,7 @@ def load_update(db: Connection, update_id: int) -> RunningUpdate:
     """A running update with its samples, in turn order."""
     row = db.execute(select(updates).where(updates.c.update_id == update_id)).one()
     query = (
-        select(turns.c.turn_id, turns.c.user, samples.c.reward, samples.c.hint)
+        select(turns.c.turn_id, turns.c.user, turns.c.dialect, turns.c.tool_set, samples.c.reward, samples.c.hint)
         .join(samples)
         .where(turns.c.update_id == update_id, turns.c.state == TurnState.TRAINING)
         .order_by(turns.c.turn_id)
@@ -76,8 +78,10 @@ def load_update(db: Connection, update_id: int) -> RunningUpdate:
             turn=load_turn(db, r.turn_id),
             user=r.user,
             reward=r.reward,
-            hint=r.hint,
+            # A raw prompt was not made of messages, so no hint can be put into it.
+            hint=None if r.dialect in ("completions", "generate") else r.hint,
             messages=load_messages(db, r.turn_id)[:-1],
+            tools=load_tools(db, r.tool_set),
         )
         for r in db.execute(query)
     )

@@ -63,6 +63,13 @@ sessions = Table(
     Index("ix_sessions_recent", "user", "last_at"),
 )
 
+tool_sets = Table(
+    "tool_sets",
+    metadata,
+    Column("tool_set", Text, primary_key=True, comment="hash of the tools"),
+    Column("tools", Text, nullable=False, comment="JSON, its keys in the client's order: the model read them so"),
+)
+
 turns = Table(
     "turns",
     metadata,
@@ -72,6 +79,8 @@ turns = Table(
     Column("parent_turn_id", ForeignKey("turns.turn_id"), comment="the turn whose answer this request continues"),
     Column("kind", Text, nullable=False, comment="how the request was placed; see collect/placement.py"),
     Column("placed_because", Text, nullable=False, comment="the reason for that decision"),
+    Column("dialect", Text, nullable=False, comment="the API it came through: chat, responses, messages, ..."),
+    Column("tool_set", ForeignKey("tool_sets.tool_set"), comment="the tools that the model saw; null: none"),
     Column("state", Text, nullable=False),
     Column("reason", Text, comment="why it was left out; set exactly when state is left_out"),
     Column("detail", Text, comment="one sentence more about the reason"),
@@ -98,6 +107,7 @@ turns = Table(
         JSON(none_as_null=True),
         comment="the answer's calls in OpenAI's shape; null when it has none",
     ),
+    Column("malformed_calls", Integer, nullable=False, server_default="0", comment="calls that stayed text"),
     Column("reply_ids", LargeBinary, comment="int32 sampled tokens"),
     Column("reply_logprobs", LargeBinary, comment="float32 nats under the sampling transform"),
     Column("reply_versions", JSON, comment="[[version, tokens], ...] in order"),

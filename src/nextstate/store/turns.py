@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from hashlib import sha256
 from typing import Any
 from uuid import uuid4
 
@@ -19,7 +21,7 @@ from nextstate.store.arrays import (
     unpack_logprobs,
     unpack_versions,
 )
-from nextstate.store.schema import next_states, sessions, turns
+from nextstate.store.schema import next_states, sessions, tool_sets, turns
 from nextstate.store.store import AnyRow, note
 from nextstate.types import (
     FinishReason,
@@ -71,6 +73,10 @@ class NewTurn:
     user: str
     placement: Placement
     messages: tuple[Message, ...]
+    dialect: str
+    """Which API it came through; of 'completions' and 'generate' the messages are not what the prompt was made of."""
+    tools: tuple[Mapping[str, Any], ...]
+    """Those that the model saw."""
     prompt_ids: TokenIds
     request_spine: str
     sampling: Sampling
@@ -82,10 +88,10 @@ class NewTurn:
 _OWN_KEY = "s-"
 
 
-def open_turn(db: Connection, new: NewTurn) -> tuple[int, str]:
+def open_turn(db: Connection, new: NewTurn) -> tuple[int, int, str]:
     """Write a request down before it is answered, and give its parent the next state it brings.
 
-    Returns the turn's id and its session's key.
+    Returns the turn's id, its session's id, and the session's key.
     """
     now, place = new.received_at, new.placement
     session_id, key = _session(db, new.user, place, now)
@@ -100,6 +106,8 @@ def open_turn(db: Connection, new: NewTurn) -> tuple[int, str]:
         "user": new.user,
         "parent_turn_id": place.parent_turn_id,
         "kind": place.kind,
+        "dialect": new.dialect,
+        "tool_set": _keep_tools(db, new.tools),
         "placed_because": place.because,
         "state": TurnState.GENERATING,
         "messages_kept": messages_kept,
@@ -116,7 +124,27 @@ def open_turn(db: Connection, new: NewTurn) -> tuple[int, str]:
     turn_id = int(db.execute(insert(turns).values(row).returning(turns.c.turn_id)).scalar_one())
     if place.parent_turn_id is not None and place.next_state:
         _add_next_state(db, place, turn_id, now)
-    return turn_id, key
+    return turn_id, session_id, key
+
+
+def _keep_tools(db: Connection, tools: Sequence[Mapping[str, Any]]) -> str | None:
+    """Write tools down unless they are known; clients send the same ones with every request. Gives their hash."""
+    if not tools:
+        return None
+    text = json.dumps(tools, ensure_ascii=False)
+    digest = sha256(text.encode()).hexdigest()[:32]
+    known = select(tool_sets.c.tool_set).where(tool_sets.c.tool_set == digest)
+    if db.execute(known).first() is None:
+        db.execute(insert(tool_sets).values(tool_set=digest, tools=text))
+    return digest
+
+
+def load_tools(db: Connection, tool_set: str | None) -> tuple[Mapping[str, Any], ...]:
+    """The tools behind a turn's `tool_set`, as the client sent them."""
+    if tool_set is None:
+        return ()
+    text = db.execute(select(tool_sets.c.tools).where(tool_sets.c.tool_set == tool_set)).scalar_one()
+    return tuple(json.loads(text))
 
 
 def _session(db: Connection, user: str, place: Placement, now: float) -> tuple[int, str]:
@@ -155,10 +183,9 @@ def finish_turn(
     db: Connection,
     turn_id: int,
     *,
-    answer: str,
+    answer: Message,
+    malformed_calls: int,
     answer_spine: str,
-    reasoning: str | None = None,
-    tool_calls: Sequence[Mapping[str, Any]] | None = None,
     reply_ids: TokenIds,
     reply_logprobs: Sequence[float],
     reply_versions: Sequence[int],
@@ -169,8 +196,8 @@ def finish_turn(
     """Write the answer down, exactly as sampled, and decide whether it can be learned from at all.
 
     Args:
-        reasoning: what the client saw of the model's thoughts.
-        tool_calls: the answer's calls in OpenAI's shape.
+        answer: the assistant's message as the client saw it.
+        malformed_calls: tool calls in it that were none, and went out as text.
         finished_at: seconds since the epoch; now by default.
         counted_tokens: reply tokens as counted on their way to the client; a difference quarantines the turn.
     """
@@ -184,10 +211,11 @@ def finish_turn(
         "state": TurnState.LEFT_OUT if skip else TurnState.FINISHED,
         "reason": skip,
         "detail": detail,
-        "answer": answer,
+        "answer": answer["content"],
+        "reasoning": answer.get("reasoning_content"),
+        "tool_calls": answer.get("tool_calls"),
+        "malformed_calls": malformed_calls,
         "answer_spine": answer_spine,
-        "reasoning": reasoning or None,
-        "tool_calls": [dict(call) for call in tool_calls] if tool_calls else None,
         "reply_ids": pack_ids(reply_ids),
         "reply_logprobs": pack_logprobs(reply_logprobs),
         "reply_versions": pack_versions(reply_versions),

@@ -88,6 +88,14 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("version"),
     )
     op.create_table(
+        "tool_sets",
+        sa.Column("tool_set", sa.Text(), nullable=False, comment="hash of the tools"),
+        sa.Column(
+            "tools", sa.Text(), nullable=False, comment="JSON, its keys in the client's order: the model read them so"
+        ),
+        sa.PrimaryKeyConstraint("tool_set"),
+    )
+    op.create_table(
         "turns",
         sa.Column("turn_id", sa.Integer(), nullable=False),
         sa.Column("session_id", sa.Integer(), nullable=False),
@@ -97,6 +105,10 @@ def upgrade() -> None:
         ),
         sa.Column("kind", sa.Text(), nullable=False, comment="how the request was placed; see collect/placement.py"),
         sa.Column("placed_because", sa.Text(), nullable=False, comment="the reason for that decision"),
+        sa.Column(
+            "dialect", sa.Text(), nullable=False, comment="the API it came through: chat, responses, messages, ..."
+        ),
+        sa.Column("tool_set", sa.Text(), nullable=True, comment="the tools that the model saw; null: none"),
         sa.Column("state", sa.Text(), nullable=False),
         sa.Column(
             "reason", sa.Text(), nullable=True, comment="why it was left out; set exactly when state is left_out"
@@ -146,6 +158,9 @@ def upgrade() -> None:
             nullable=True,
             comment="the answer's calls in OpenAI's shape; null when it has none",
         ),
+        sa.Column(
+            "malformed_calls", sa.Integer(), server_default="0", nullable=False, comment="calls that stayed text"
+        ),
         sa.Column("reply_ids", sa.LargeBinary(), nullable=True, comment="int32 sampled tokens"),
         sa.Column(
             "reply_logprobs", sa.LargeBinary(), nullable=True, comment="float32 nats under the sampling transform"
@@ -163,6 +178,10 @@ def upgrade() -> None:
             comment="a loop works on it until then; afterwards it may be claimed again",
         ),
         sa.Column("update_id", sa.Integer(), nullable=True),
+        sa.ForeignKeyConstraint(
+            ["tool_set"],
+            ["tool_sets.tool_set"],
+        ),
         sa.ForeignKeyConstraint(
             ["parent_turn_id"],
             ["turns.turn_id"],

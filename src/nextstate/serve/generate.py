@@ -1,0 +1,93 @@
+"""POST /v1/generate: tokens in, tokens out, each with its log-prob and the version that made it.
+
+For programs that keep the tokens of a conversation themselves, an environment's rollout for instance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt
+
+from nextstate.errors import EngineFault
+from nextstate.serve.answer import Answer
+from nextstate.serve.asking import CommonBody, ask_of, count_ignored, open_answers, sampling_of, turn_headers
+from nextstate.serve.chat_completions import as_list
+from nextstate.serve.completions import raw_prompt
+from nextstate.serve.errors import server_error
+from nextstate.serve.services import Services
+from nextstate.serve.streaming import AnswerStream, finished, merged, sse
+
+
+class GenerateRequest(CommonBody):
+    prompt_ids: Annotated[list[NonNegativeInt], Field(min_length=1)]
+    max_tokens: PositiveInt | None = None
+    stop: Annotated[list[Annotated[str, Field(min_length=1)]] | None, BeforeValidator(as_list)] = None
+
+
+def router(services: Services) -> APIRouter:
+    routes = APIRouter()
+
+    @routes.post("/v1/generate", response_model=None)
+    async def generate(body: GenerateRequest, request: Request) -> Response:
+        """The reply's ids, log-probs (nats, under the sampling transform) and versions, one of each a token.
+
+        Streaming, every event holds the tokens since the last one; the last event has a finish reason.
+        """
+        ids, read = raw_prompt(services, body.prompt_ids)
+        count_ignored(services, body, read)
+        sampling = sampling_of(services, body, max_tokens=body.max_tokens, stop=body.stop or ())
+        ask = ask_of(
+            services,
+            request,
+            body,
+            read,
+            dialect="generate",
+            sampling=sampling,
+            prompt_ids=ids,
+            report_logprobs=True,
+        )
+        [answer] = await open_answers(services, ask, 1)
+        if body.stream:
+            return AnswerStream([answer], _events(answer), turn_headers([answer]))
+        try:
+            if not await finished([answer], request):
+                return Response(status_code=499)
+        except EngineFault as error:
+            return JSONResponse(server_error(str(error), "engine_fault"), 500, turn_headers([answer]))
+        return JSONResponse(_tokens(answer, 0) | {"text": answer.text}, headers=turn_headers([answer]))
+
+    return routes
+
+
+async def _events(answer: Answer) -> AsyncIterator[str]:
+    sent = 0
+    try:
+        async with aclosing(merged([answer])) as events:
+            async for _ in events:
+                body = _tokens(answer, sent)
+                sent += len(body["ids"])
+                yield sse(body)
+    except EngineFault as error:
+        yield sse(server_error(str(error), "engine_fault"))
+        return
+    yield sse(_tokens(answer, sent))
+    yield "data: [DONE]\n\n"
+
+
+def _tokens(answer: Answer, start: int) -> dict[str, Any]:
+    """The tokens from number `start` on."""
+    tokens = answer.tokens[start:]
+    return {
+        "turn_id": answer.turn_id,
+        "session_id": answer.session_key,
+        "prompt_tokens": answer.prompt_tokens,
+        "ids": [token.id for token in tokens],
+        "logprobs": [token.logprob for token in tokens],
+        "versions": [token.version for token in tokens],
+        "finish_reason": answer.finish,
+    }
