@@ -318,7 +318,9 @@ class _Placing:
             if found.by != "lost":
                 return self._placement(row.session_id, "continuation", row.turn_id, because)
             after = self._behind() if row.parent_turn_id is not None else None
-            return self._placement(row.session_id, "continuation", row.parent_turn_id, because, after=after)
+            newest = newest_turn(self._db, row.session_id)
+            kind = "continuation" if newest is None or newest.turn_id < row.turn_id else "branch"
+            return self._placement(row.session_id, kind, row.parent_turn_id, because, after=after)
         kind, how = "continuation", found.how
         if row.continued and found.by in ("answer", "changed"):
             kind, how = "branch", f"It goes on from the answer of turn {row.turn_id} in another way than before."
