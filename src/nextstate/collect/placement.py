@@ -301,11 +301,11 @@ class _Placing:
         opening = not self._has_history and self._session_id is None
         for step in reversed(after[:-1][-_MAX_LOST:]):
             for row in self._turns(request_spine=step.spine):
-                if row.kind == "side" or row.continued:
+                if row.kind == "side":
                     continue
                 recent = self._in.received_at - row.created_at <= RETRY_WITHIN_S
                 same = row.setting == self._talk.setting and row.state != TurnState.GENERATING
-                if opening and not (same and recent):
+                if opening and not (same and recent and not row.continued):
                     continue  # another conversation that begins with the same words
                 how = f"It goes on after the request of turn {row.turn_id}, whose answer the client has dropped."
                 return _Found(row, step.index + 1, how, by="lost")
@@ -322,7 +322,7 @@ class _Placing:
             kind = "continuation" if newest is None or newest.turn_id < row.turn_id else "branch"
             return self._placement(row.session_id, kind, row.parent_turn_id, because, after=after)
         kind, how = "continuation", found.how
-        if row.continued and found.by in ("answer", "changed"):
+        if row.continued and found.by != "shortened":
             kind, how = "branch", f"It goes on from the answer of turn {row.turn_id} in another way than before."
         if any(step.index >= found.after for step in self._talk.answers):
             how = f"It repeats the conversation up to the answer of turn {row.turn_id}; later answers are not ours."
