@@ -51,13 +51,16 @@ _DATE = re.compile(r"\A\[[A-Z][a-z]{2} \d{4}-\d\d-\d\d \d\d:\d\d(?: [^\]\n]{1,40
 # At the end of the first message of the user; with other APIs a line of the system text.
 _RUNTIME_SUFFIX = re.compile(r"\s*\bRuntime: agent=[^\n]*\Z")
 _RUNTIME_LINE = re.compile(r"(?:^|\n|>)\s*Runtime: (agent=[^\n]*)")
+# Mostly a message of its own; where the API joins messages in a row, a part of one.
+_CARRIER = re.compile(
+    r"\s*<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>.*?(?:<<<END_OPENCLAW_INTERNAL_CONTEXT>>>|\Z)", re.DOTALL
+)
 _REMINDER = re.compile(r"<(system-reminder|ide_opened_file|ide_selection)>.*?</\1>\s*", re.DOTALL)
 
 _QUEUED = "[Queued user message from a previous active turn; preserved as context only."
 _GO_ON = "Continue the current task from the existing transcript, preserving completed work."
 
 _OPENINGS: tuple[tuple[Said, str], ...] = (
-    (Said.CARRIER, "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>"),
     (Said.CARRIER, "<environment_context>"),
     (Said.CARRIER, "<user_instructions>"),
     (Said.CARRIER, "# AGENTS.md instructions for "),
@@ -88,7 +91,7 @@ _POLL_AS_KEPT = "[OpenClaw heartbeat poll]"
 
 def read_user_text(text: str) -> UserText:
     """Take a text of the user's role apart: who speaks, and what of it is said."""
-    text = _RUNTIME_SUFFIX.sub("", text)
+    text = _RUNTIME_SUFFIX.sub("", _CARRIER.sub("", text))
     text = _REMINDER.sub("", text).strip()
     if not text:
         return UserText(Said.CARRIER, "", "")
@@ -126,7 +129,7 @@ def runtime_key(messages: Sequence[Message]) -> str | None:
         content = message.get("content")
         if message["role"] not in ("system", "user") or not isinstance(content, str):
             continue
-        line = (_RUNTIME_LINE if message["role"] == "system" else _RUNTIME_SUFFIX).search(content)
+        line = (_RUNTIME_LINE if message["role"] == "system" else _RUNTIME_SUFFIX).search(_CARRIER.sub("", content))
         if line is None:
             continue
         fields = dict(part.strip().split("=", 1) for part in line[0].split("|") if "=" in part)

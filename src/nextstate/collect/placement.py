@@ -30,6 +30,7 @@ from nextstate.store.turns import (
     first_messages,
     newest_turn,
     recent_turns,
+    waiting_turns,
     waits_for_its_conversation,
 )
 from nextstate.types import Message, SkipReason, Source, TurnState
@@ -146,7 +147,7 @@ class _Placing:
     def _side_session(self, what: str | None) -> int | None:
         """The session of a side request that names none: by trace, by what it quotes, by time."""
         if self._trace is not None and (rows := self._turns(trace=self._trace)):
-            return int(rows[0].session_id)
+            return int(min(rows, key=lambda row: row.turn_id).session_id)  # a run begins in its own session
         for row in self._turns(request_spine=self._talk.spine):
             if row.kind == "side" and _unfinished(row):
                 return int(row.session_id)
@@ -230,8 +231,6 @@ class _Placing:
         """Whether an opening without a name, which two people may well share, is one client's second try."""
         if row.state == TurnState.GENERATING or row.wording != self._talk.wording or row.setting != self._talk.setting:
             return False
-        if self._in.counts_retries:
-            return False  # it would have said so
         waited_s = self._in.received_at - (row.finished_at or row.created_at)
         return bool(RETRY_AFTER_S <= waited_s <= RETRY_WITHIN_S)
 
@@ -382,8 +381,8 @@ class _Placing:
                 f"The client named the session and put a summary in place of its history up to turn {newest.turn_id}."
             )
             return self._placement(session_id, "continuation", newest.turn_id, because, after=0)
-        if newest is not None and newest.tool_calls and not newest.continued:
-            because = f"The client named a session that waits for the tool calls of turn {newest.turn_id}."
+        if waiting := waiting_turns(self._db, session_id):
+            because = f"The client named a session that waits for the tool calls of turn {waiting[0].turn_id}."
             return self._placement(session_id, "subagent", None, because)
         if newest is not None and self._edits_the_opening(session_id):
             because = "The client named the session; its first words are those of the session, edited."
@@ -395,7 +394,10 @@ class _Placing:
         words = [said.text for said in self._talk.said if said.said is Said.HUMAN]
         if not words or len(words[0]) < 16:
             return None
-        for row in recent_turns(self._db, self._in.user):
+        rows = recent_turns(self._db, self._in.user)
+        if self._session_id is not None:
+            rows += waiting_turns(self._db, self._session_id)
+        for row in rows:
             waits = row.tool_calls and not row.continued and self._in.received_at - row.created_at <= _RUN_WITHIN_S
             if waits and any(text in words[0] for text in _strings(row.tool_calls) if len(text) >= 16):
                 return row

@@ -41,11 +41,6 @@ class Incoming:
     received_at: float = field(default_factory=time.time)
     """Seconds since the epoch."""
 
-    @property
-    def counts_retries(self) -> bool:
-        """Whether the client says how often it has sent a request, be it never."""
-        return "x-stainless-retry-count" in self.headers
-
 
 _ID_HEADERS = ("x-session-affinity", "session_id", "session-id", "x-claude-code-session-id")
 _ACCOUNT_SESSION = re.compile(r"_session_([0-9A-Za-z-]{8,})\Z")

@@ -412,6 +412,14 @@ def recent_turns(db: Connection, user: str, *, side: bool = False) -> list[AnyRo
     return list(db.execute(query.order_by(live.c.last_at.desc())))
 
 
+def waiting_turns(db: Connection, session_id: int) -> list[AnyRow]:
+    """Of the newest turns of a session those whose tool calls nothing has answered yet, newest first; the columns of
+    `find_turns`."""
+    query = select(*_FOUND, _CONTINUED).where(turns.c.session_id == session_id, turns.c.kind != "side")
+    newest = db.execute(query.order_by(turns.c.turn_id.desc()).limit(_MAX_SEEN))
+    return [row for row in newest if row.tool_calls and not row.continued]
+
+
 def waits_for_its_conversation(db: Connection, session_id: int) -> bool:
     """Whether a session has no name of the client's and nothing but side requests: a title that came first."""
     named = select(sessions.c.session_id).where(
