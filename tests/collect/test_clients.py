@@ -184,6 +184,10 @@ def test_a_request_that_names_its_predecessor_needs_no_history(talk: Talk):
     assert placed(result) == ("continuation", talk.session(first), first)
     assert result.next_state == (user("more"),)
     assert talk.place([user("more")], continues=first, user="bob").kind == "new"
+    second = talk.ask([user("more")], continues=first)
+    talk.fail(second)
+    assert placed(talk.place([user("more")], continues=first)) == ("retry", talk.session(first), first)
+    assert placed(talk.place([user("else")], continues=first)) == ("branch", talk.session(first), first)
 
 
 # -- retries -----------------------------------------------------------------------------------------------------------

@@ -150,5 +150,10 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path):
     assert "none.jsonl cannot be read" in " ".join(err.split())
 
 
+def test_half_a_character_is_no_obstacle(recording):
+    rows = replay(recording(request(1, [user("a\ud800b \U0001f642")]), *answered(1, text="\udc00"), request(2)))
+    assert [row.kind for row in rows] == ["new", "new"]
+
+
 def test_other_lines_and_empty_ones_are_passed_over(recording):
     assert replay(recording({"type": "meta", "client": "x"}, "\n", {"no": "type"})) == []

@@ -247,4 +247,8 @@ def _text(message: Message) -> str:
 
 
 def _system_text(messages: Sequence[Message]) -> str:
-    return "\n".join(_text(message) for message in messages if message["role"] == "system").strip()
+    text = "\n".join(_text(message) for message in messages if message["role"] == "system")
+    return _BILLING.sub("", text).strip()
+
+
+_BILLING = re.compile(r"\A\s*x-anthropic-billing-header:[^\n]*")

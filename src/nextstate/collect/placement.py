@@ -188,6 +188,9 @@ class _Placing:
         if _unfinished(row):
             because = f"It names turn {row.turn_id}, whose answer was not finished."
             return self._placement(row.session_id, "continuation", row.parent_turn_id, because)
+        for same in self._turns(request_spine=self._talk.spine):
+            if same.parent_turn_id == row.turn_id and (self._in.retry_count > 0 or _unfinished(same)):
+                return self._retry(same, f"It names turn {row.turn_id}, and asks again what turn {same.turn_id} asked.")
         kind = "branch" if row.continued else "continuation"
         because = f"It names turn {row.turn_id} as the one that it continues."
         return self._placement(row.session_id, kind, row.turn_id, because, after=self._behind())

@@ -339,9 +339,17 @@ def _lines(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
                     raise BadRecording(f"{path}, line {n}: this is no JSON: {error}.") from error
                 if not isinstance(line, dict):
                     raise BadRecording(f"{path}, line {n}: a line must be a JSON object; got {type(line).__name__}.")
-                yield n, line
+                yield n, _mapped(line, _whole) if _HALF.search(text) else line
     except (OSError, UnicodeDecodeError) as error:
         raise BadRecording(f"{path} cannot be read: {error}. It should be a file of JSON lines in UTF-8.") from error
+
+
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def _whole(text: str) -> str:
+    """Text without halves of characters, which JSON can spell and a database does not take."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 class _Clock:

@@ -132,7 +132,8 @@ def _chain(counted: Sequence[_Counted]) -> list[Step]:
     steps = []
     spine = heard = block = ""
     for index, role, text, calls, ids in counted:
-        entry: list[Any] = [role, text, *([calls] if calls else ())]
+        # Hashed once: a long text is in three chains.
+        entry = _hash("", [role, text, *([calls] if calls else ())])
         spine = _hash(spine, entry)
         if role == "assistant":
             steps.append(Step(index, role, text, calls, ids, spine, heard, block))
