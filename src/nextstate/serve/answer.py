@@ -187,7 +187,8 @@ class Answer:
 
     @property
     def reply_tokens(self) -> int:
-        return len(self._ids)
+        """As the client is told; what is stored must agree."""
+        return self._counted
 
     @property
     def version(self) -> int:

@@ -201,7 +201,8 @@ def finish_turn(
         finished_at: seconds since the epoch; now by default.
         counted_tokens: reply tokens as counted on their way to the client; a difference quarantines the turn.
     """
-    row = db.execute(select(turns.c.sampling, turns.c.kind, turns.c.learn).where(turns.c.turn_id == turn_id)).one()
+    columns = turns.c.sampling, turns.c.kind, turns.c.placed_because, turns.c.learn
+    row = db.execute(select(*columns).where(turns.c.turn_id == turn_id)).one()
     skip, detail = _why_not(row, finish_reason)
     counts = len(reply_ids), len(reply_logprobs), len(reply_versions)
     if set(counts) != {counted_tokens}:
@@ -230,9 +231,9 @@ def _why_not(row: AnyRow, finish_reason: FinishReason) -> tuple[SkipReason | Non
     if finish_reason is FinishReason.ABORTED:
         return SkipReason.ABORTED, "The client went away before the answer was complete."
     if row.kind == "side":
-        return SkipReason.SIDE_REQUEST, "The client marked this request as a side request."
+        return SkipReason.SIDE_REQUEST, row.placed_because
     if not row.learn:
-        return SkipReason.LEARNING_OFF, "Learning is off."
+        return SkipReason.LEARNING_OFF, "Learning is off: for the server, the key or this request."
     if (what := Sampling.from_json(row.sampling).why_not_trainable) is not None:
         return SkipReason.SAMPLING_NOT_REPRODUCIBLE, f"The request asked for {what}."
     if finish_reason is FinishReason.LENGTH:
