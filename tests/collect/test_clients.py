@@ -381,6 +381,11 @@ def test_a_sub_agent_is_known_by_its_mark_or_by_the_orders_it_begins_with(talk: 
     assert talk.place([user(orders)], user="bob").kind == "new"
 
 
+def test_a_person_may_repeat_what_a_tool_is_running(talk: Talk):
+    talk.ask([user("go")], says("", call("exec", json.dumps({"command": "pytest -q tests/unit"}), "c1")), tools=TOOLS)
+    assert talk.place([user("What does the command pytest -q tests/unit do in this repository?")]).kind == "new"
+
+
 def test_a_fresh_conversation_under_the_name_of_a_session_that_waits_for_tools_is_a_sub_agent(talk: Talk):
     main = talk.ask([user("go")], says("", call("task", "{}", "c1")), key="k", tools=TOOLS)
     assert placed(talk.place([user("look around")], key="k")) == ("subagent", talk.session(main), None)

@@ -65,10 +65,10 @@ def place(db: Connection, incoming: Incoming) -> Placement:
     | the client says that it sends it again                 | retry        | the same       | the same       |
     | the same request again, told that nothing was shown    | continuation | the same       | the first one  |
     | the same request, unfinished, or told to go on         | retry        | the same       | the same       |
+    | follows a request whose answer the client dropped      | continuation | the request's  | the request, or its parent if it has no answer |
     | follows an answer that nothing has followed yet        | continuation | the answer's   | the answer     |
     | the same request, finished; has history or a key       | regeneration | the same       | the same       |
     | follows an answer that something else has followed     | branch       | the answer's   | the answer     |
-    | follows a request whose answer the client dropped      | continuation | the request's  | the request, or its parent if it has no answer |
     | no history; a sub-agent, by mark or by its orders      | subagent     | key, or new    | none           |
     | a known key, and a history nobody recognises           | continuation | the key's      | its newest turn |
     | a known key, no history, nearly the same first words   | branch       | the key's      | none           |
@@ -397,12 +397,14 @@ class _Placing:
         words = [said.text for said in self._talk.said if said.said is Said.HUMAN]
         if not words or len(words[0]) < 16:
             return None
+        # Most of what it begins with must be orders: a person may well repeat a command that a tool is running.
+        at_least = max(16, 0.6 * len(words[0]))
         rows = recent_turns(self._db, self._in.user)
         if self._session_id is not None:
             rows += waiting_turns(self._db, self._session_id)
         for row in rows:
             waits = row.tool_calls and not row.continued and self._in.received_at - row.created_at <= _RUN_WITHIN_S
-            if waits and any(text in words[0] for text in _strings(row.tool_calls) if len(text) >= 16):
+            if waits and any(text in words[0] for text in _strings(row.tool_calls) if len(text) >= at_least):
                 return row
         return None
 
