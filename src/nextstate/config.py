@@ -50,8 +50,8 @@ class ServeConfig(_Section):
     """Requests that may wait for a free stream; more are answered 429."""
     temperature: NonNegativeFloat = 0.7
     """For requests that name none."""
-    max_tokens: PositiveInt = 512
-    """For requests that name none."""
+    max_tokens: PositiveInt = 4096
+    """For requests that name none, as those of most agents; the context limits an answer in any case."""
     max_body_bytes: PositiveInt = 8_000_000
     max_depth: Annotated[int, Field(ge=8, le=200)] = 64
     """Objects and lists inside one another in a request; the parser would give up at some hundreds."""

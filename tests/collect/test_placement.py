@@ -4,79 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from nextstate.collect.placement import place
-from nextstate.collect.request import Incoming
-from nextstate.collect.spine import answer_spine, request_spine
-from nextstate.store.status import show_turn
 from nextstate.store.store import Store
-from nextstate.store.turns import NewTurn, Placement, finish_turn, leave_out, open_turn
-from nextstate.types import FinishReason, Sampling, SkipReason, Source
+from nextstate.types import FinishReason, Source
+from tests.collect.talk import Talk, says
 
 HI = {"role": "user", "content": "Hi"}
 MORE = {"role": "user", "content": "More"}
-
-
-def says(text):
-    return {"role": "assistant", "content": text}
-
-
-class Talk:
-    """Requests to a store, as the server writes them."""
-
-    def __init__(self, store: Store) -> None:
-        self.store = store
-        self.now = 1000.0
-        """Seconds; each request comes one later."""
-
-    def fail(self, turn_id: int) -> None:
-        """The engine could not answer."""
-        self.store.write_now(leave_out, [turn_id], SkipReason.ENGINE_FAULT, "It broke.", at=self.now)
-
-    def incoming(self, messages, *, user="", key=None, side=False, retries=0, **fields) -> Incoming:
-        named = {"session_id": key} if key is not None else {}
-        marked = {"turn_type": "side"} if side else {}
-        self.now += 1
-        given = {"received_at": self.now, "retry_count": retries, **fields}
-        body = {**named, **marked, **given.pop("body", {})}
-        return Incoming(user=user, messages=tuple(messages), body=body, **given)
-
-    def place(self, messages, **how) -> Placement:
-        return self.store.read_now(place, self.incoming(messages, **how))
-
-    def ask(self, messages, answer=None, finish=FinishReason.STOP, **how) -> int:
-        """Open a turn; with an answer, a text or a message, finish it. Returns its id."""
-        incoming = self.incoming(messages, **how)
-        new = NewTurn(
-            user=incoming.user,
-            placement=self.store.read_now(place, incoming),
-            messages=incoming.messages,
-            prompt_ids=(1, 2, 3),
-            request_spine=request_spine(messages),
-            sampling=Sampling(max_tokens=8),
-            learn=True,
-            received_at=incoming.received_at,
-        )
-        turn_id, _ = self.store.write_now(open_turn, new)
-        if answer is not None:
-            said = says(answer) if isinstance(answer, str) else answer
-            self.store.write_now(
-                finish_turn,
-                turn_id,
-                answer=said["content"],
-                answer_spine=answer_spine(messages, said),
-                reasoning=said.get("reasoning_content"),
-                tool_calls=said.get("tool_calls"),
-                finished_at=self.now,
-                reply_ids=(4, 5),
-                reply_logprobs=(-0.5, -0.25),
-                reply_versions=(0, 0),
-                finish_reason=finish,
-                counted_tokens=2,
-            )
-        return turn_id
-
-    def row(self, turn_id: int):
-        return self.store.read_now(show_turn, turn_id)
 
 
 @pytest.fixture

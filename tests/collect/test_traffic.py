@@ -1,8 +1,8 @@
 """Recorded traffic of real clients against labels written by hand.
 
-`traffic/` holds what seven clients sent to a scripted server, with system prompts and tools shortened; `labels/` says of
-each request where it belongs, from reading it: the same session label for the requests of one conversation, the kind,
-the request whose answer it continues, and what it says about that answer ("…" stands for the rest).
+`traffic/` holds what clients sent to a scripted server, with system prompts and tools shortened; `labels/` says of each
+request where it belongs, from reading it: the same session label for the requests of one conversation, the kind, the
+request whose answer it continues, and what it says about that answer ("…" stands for the rest).
 """
 
 from __future__ import annotations

@@ -62,6 +62,9 @@ class ToolSupport:
 def render(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> TokenIds:
     """The prompt for the next answer, generation prompt included.
 
+    Only the template writes control tokens. The text of one inside a message, or inside a web page that a tool has
+    read, is text to the model, so nobody can speak in another's role by it.
+
     Raises:
         MessagesRefused: the template does not take these messages, for instance roles that do not alternate.
     """
@@ -77,6 +80,7 @@ def render(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Tool] = 
             add_generation_prompt=True,
             tokenize=True,
             return_dict=False,
+            sanitize_control_tokens=True,
         )
     except _REFUSALS as error:
         raise MessagesRefused(f"The model's chat template does not take these messages: {error}.") from error

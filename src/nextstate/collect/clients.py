@@ -181,6 +181,7 @@ _ABOUT_A_TALK = (
         rf"{_MAKE}{_ANY}{{0,60}}\b(?:conversation|chat|session|thread)\s+(?:title|name|summary|recap)\b",
         re.I | re.DOTALL,
     ),
+    re.compile(rf"\bsummari[sz]e (?:the|this|that|our|following|above|below|\s)*{_TALK}", re.I),
     re.compile(r"\byou (?:are|act as) (?:an? )?(?:\w+ ){0,4}(?:title|summary|topic|tag|name)s? generator", re.I),
 )
 _QUOTES_A_TALK = re.compile(

@@ -33,7 +33,7 @@ class Step:
     index: int
     """Of the message among those given; the last one of several answers."""
     role: str
-    """user, tool or assistant."""
+    """user, tool, assistant, or summary for a text in place of the beginning."""
     text: str
     calls: tuple[Call, ...]
     call_ids: frozenset[str]
@@ -108,7 +108,7 @@ def read(messages: Sequence[Message]) -> Conversation:
             wording = _hash(wording, [user_text.said, user_text.retry, user_text.stamped])
             if user_text.said in (Said.RETRY, Said.UNSEEN):
                 continue
-            text = user_text.text
+            role, text = ("summary" if user_text.said is Said.SUMMARY else role), user_text.text
         else:
             wording = _hash(wording, text)
         counted.append((index, role, text, (), frozenset()))
@@ -138,7 +138,9 @@ def _chain(counted: Sequence[_Counted]) -> list[Step]:
             steps.append(Step(index, role, text, calls, ids, spine, heard, block))
             block = ""
             continue
-        heard, block = _hash(heard, entry), _hash(block, entry)
+        heard = _hash(heard, entry)
+        # What stands in place of the beginning is nothing that the next answer was given to.
+        block = "" if role == "summary" else _hash(block, entry)
         steps.append(Step(index, role, text, calls, ids, spine, heard, block))
     return steps
 
