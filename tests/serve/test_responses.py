@@ -12,6 +12,7 @@ from scripted_engine import CALL, ScriptedEngine
 from tests.conftest import NEVER_ENDS
 
 from nextstate.errors import EngineFault
+from nextstate.store.keys import add_key
 from nextstate.store.turns import load_messages, load_turn
 
 WEATHER = {
@@ -270,6 +271,16 @@ async def test_responses_of_others_are_not_there(server):
     with pytest.raises(openai.NotFoundError):
         await create(server, previous_response_id="resp_1", user="bob")
     await create(server, previous_response_id="resp_1", user="ann")
+
+
+async def test_a_key_shows_what_its_user_asked_and_nothing_else(server):
+    ann, bob = ({"x-api-key": server.store.write_now(add_key, name, name, learn=True)} for name in ("ann", "bob"))
+    await create(server, user="x", extra_headers=ann)
+    with pytest.raises(openai.NotFoundError):
+        await server.client.responses.retrieve("resp_1", extra_headers=bob)
+    with pytest.raises(openai.NotFoundError):
+        await create(server, previous_response_id="resp_1", user="x", extra_headers=bob)
+    assert (await server.client.responses.retrieve("resp_1", extra_headers=ann)).id == "resp_1"
 
 
 async def test_a_response_is_shown_as_it_was(start_server, engine):

@@ -508,7 +508,7 @@ def _unusable(row: AnyRow) -> bool:
 def _is_json(text: str) -> bool:
     try:
         json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return True
 
@@ -571,7 +571,7 @@ def _strings(calls: Iterable[Message]) -> list[str]:
     for call in calls:
         try:
             arguments = json.loads(call.get("function", {}).get("arguments") or "{}")
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         values = arguments.values() if isinstance(arguments, dict) else ()
         texts += [value.strip() for value in values if isinstance(value, str)]

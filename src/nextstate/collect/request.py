@@ -98,6 +98,6 @@ def _mapping(value: Any) -> Mapping[str, Any]:
     if isinstance(value, str) and value.startswith("{"):
         try:
             value = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             return {}
     return value if isinstance(value, Mapping) else {}

@@ -192,7 +192,7 @@ def _call(call: Mapping[str, Any]) -> Call:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
-        except ValueError:
+        except (ValueError, RecursionError):
             arguments = arguments.strip()
     return str(function.get("name")), json.dumps(arguments, sort_keys=True)
 

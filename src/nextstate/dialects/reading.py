@@ -66,7 +66,7 @@ def compact(arguments: Any) -> str:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
-        except ValueError:
+        except (ValueError, RecursionError):
             return str(arguments)
     return json.dumps({} if arguments is None else arguments, ensure_ascii=False, separators=(",", ":"))
 

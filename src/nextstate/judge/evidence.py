@@ -359,7 +359,7 @@ def _json_object(text: str) -> Mapping[str, Any] | None:
         return None
     try:
         fields = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return fields if isinstance(fields, dict) else None
 

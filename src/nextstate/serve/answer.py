@@ -28,7 +28,7 @@ from nextstate.chat.template import MessagesRefused, render
 from nextstate.collect.placement import place
 from nextstate.collect.request import Incoming
 from nextstate.collect.spine import answer_spine, request_spine
-from nextstate.errors import ContextLengthExceeded, EngineFault
+from nextstate.errors import ContextLengthExceeded, EngineFault, GrammarError, SamplingError
 from nextstate.serve.errors import ApiError
 from nextstate.serve.services import Services
 from nextstate.store.turns import NewTurn, Placement, end_session, finish_turn, leave_out, open_turn
@@ -66,8 +66,8 @@ async def open_answer(services: Services, ask: Ask) -> Answer:
     """Write a request down and start to answer it.
 
     Raises:
-        ApiError: the messages cannot be rendered, the prompt is too long, or too many requests wait; nothing was
-            written.
+        ApiError: the messages cannot be rendered, the prompt is too long, nothing can be sampled so, or too many
+            requests wait; nothing was written.
     """
     received_at = time.monotonic()
     engine = services.engine
@@ -79,10 +79,14 @@ async def open_answer(services: Services, ask: Ask) -> Answer:
         if prompt is None:
             prompt = await asyncio.to_thread(render, engine.loaded.tokenizer, ask.incoming.messages, ask.tools)
         engine.check_prompt(len(prompt))
+        # A schema that this model's tokens cannot be held to shows here; later, it would be a fault of the engine.
+        await engine.check_sampling(ask.sampling)
     except MessagesRefused as error:
         raise ApiError(400, str(error), param="messages") from error
     except ContextLengthExceeded as error:
         raise ApiError(400, str(error), param="messages", code="context_length_exceeded") from error
+    except SamplingError as error:
+        raise ApiError(400, str(error), code="invalid_schema" if isinstance(error, GrammarError) else None) from error
     answer = Answer(services, ask, prompt, received_at)
     # No await between the check and the count, so that a burst cannot slip through between the two.
     if services.overloaded:

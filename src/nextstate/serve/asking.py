@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
@@ -35,7 +36,8 @@ class CommonBody(RequestBody, extra="allow"):
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Field(ge=0, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=2)] | None = None
+    """Logits are divided by it; by less than this, they would leave float32."""
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     seed: int | None = None
     user: str | None = None
@@ -62,8 +64,12 @@ _KNOWN_IGNORED = frozenset(
 def count_ignored(services: Services, body: CommonBody, read: Read | None = None) -> None:
     """Count what a request says and nothing here acts on."""
     counter = services.metrics.ignored_fields
-    for field in body.model_extra or ():
-        counter.labels(field if field in _KNOWN_IGNORED else "other").inc()
+    extra = set(body.model_extra or ())
+    known = extra & _KNOWN_IGNORED
+    for field in known:
+        counter.labels(field).inc()
+    if extra - known:
+        counter.labels("other").inc(len(extra - known))
     for what, times in (read.ignored if read is not None else {}).items():
         # Of "tool 'web_search'" only the first word: the rest is the client's to choose, without bound.
         counter.labels(what.partition(" ")[0]).inc(times)
@@ -85,6 +91,11 @@ def refuse(param: str, why: str = "asks for something that this server cannot do
     return ApiError(400, f"'{param}' {why}; leave it out.", param=param, code="unsupported_parameter")
 
 
+def _is_count(text: str) -> bool:
+    # Python refuses to read numbers of some thousand digits.
+    return text.isdecimal() and len(text) < 19
+
+
 def sampling_of(
     services: Services,
     body: CommonBody,
@@ -103,9 +114,9 @@ def sampling_of(
     vocabulary = len(services.engine.loaded.tokenizer)
     bias = []
     for token, value in (body.logit_bias or {}).items():
-        if not token.isdecimal() or int(token) >= vocabulary:
+        if not _is_count(token) or int(token) >= vocabulary:
             raise ApiError(
-                400, f"logit_bias names '{token}'; tokens are numbers below {vocabulary}.", param="logit_bias"
+                400, f"logit_bias names '{token[:99]}'; tokens are numbers below {vocabulary}.", param="logit_bias"
             )
         bias.append((int(token), value))
     return Sampling(
@@ -210,7 +221,7 @@ def ask_of(
         body=fields,
         dialect=dialect,
         continues=continues,
-        retry_count=int(retries) if retries.isdecimal() else 0,
+        retry_count=int(retries) if _is_count(retries) else 0,
     )
     return Ask(
         incoming=incoming,
@@ -256,5 +267,5 @@ def turn_headers(answers: Sequence[Answer]) -> dict[str, str]:
 
 
 def _for_header(text: str) -> str:
-    """A session key as an HTTP header may carry it."""
-    return text.encode("latin-1", "replace").decode("latin-1").replace("\r", "?").replace("\n", "?")
+    """A session key as an HTTP header may carry it: no control characters, no blanks around it, Latin-1 at most."""
+    return re.sub(r"[^ -~\xa0-\xff]|\A | \Z", "?", text)

@@ -54,7 +54,7 @@ def raw_prompt(services: Services, prompt: str | Sequence[int]) -> tuple[TokenId
     """A prompt that no template has made, and the message that stands for it in the store.
 
     Raises:
-        ApiError: a number that is no token.
+        ApiError: a number that is no token, or no token at all.
     """
     tokenizer = services.engine.loaded.tokenizer
     if isinstance(prompt, str):
@@ -65,6 +65,8 @@ def raw_prompt(services: Services, prompt: str | Sequence[int]) -> tuple[TokenId
         if strange is not None:
             raise ApiError(400, f"The prompt holds {strange}; tokens are numbers below {vocabulary}.", param="prompt")
         ids, text = tuple(prompt), str(tokenizer.decode(prompt))
+    if not ids:
+        raise ApiError(400, "The prompt has no tokens; an answer needs at least one before it.", param="prompt")
     return ids, Read(messages=({"role": "user", "content": text},))
 
 

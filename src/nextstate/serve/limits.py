@@ -174,6 +174,12 @@ def patient(receive_timeout_s: float, send_timeout_s: float) -> type[H11Protocol
             super().on_response_complete()
             self._await_request()
 
+        def send_400_response(self, msg: str) -> None:
+            # The body turned out to be no HTTP when the request was already under way: one answer is enough.
+            if self.cycle is not None:
+                self.cycle.disconnected = True
+            super().send_400_response(msg)
+
         def pause_writing(self) -> None:
             super().pause_writing()
             self._watch()

@@ -12,24 +12,26 @@ from nextstate.serve.services import Services, ServingEngine
 from nextstate.types import PolicyRef
 
 POLICY = "policy"
+AUX = "policy-aux"
+"""The same weights for work on the side, by a name that clients can be set to; see collect/request.py."""
 
 
 def resolve_model(engine: ServingEngine, name: str) -> PolicyRef:
-    """The weights behind a name: 'policy' or the model's own name is what serves now, 'policy@3' is version 3.
+    """The weights behind a name: 'policy', 'policy-aux' or the model's own is what serves now, 'policy@3' version 3.
 
     Raises:
         ApiError: there is no such model, or the version is not loaded.
     """
     base, _, version = name.partition("@")
-    if name in (POLICY, engine.loaded.name):
+    if name in (POLICY, AUX, engine.loaded.name):
         return PolicyRef()
-    if base == POLICY and version.isdecimal():
+    if base == POLICY and version.isdecimal() and len(version) < 19:
         if int(version) in engine.versions:
             return PolicyRef(version=int(version))
         loaded = ", ".join(f"{POLICY}@{v}" for v in sorted(engine.versions))
         raise _not_found(f"Version {int(version)} of '{POLICY}' is not loaded. Loaded now: {loaded}.")
     raise _not_found(
-        f"Model '{name}' does not exist. This server has '{POLICY}', also known as '{engine.loaded.name}'; "
+        f"Model '{name[:99]}' does not exist. This server has '{POLICY}', also known as '{engine.loaded.name}'; "
         f"'{POLICY}@N' is a version of it."
     )
 
@@ -58,7 +60,7 @@ def router(services: Services) -> APIRouter:
 
     @routes.get("/v1/models")
     async def list_models() -> dict[str, Any]:
-        names = dict.fromkeys((POLICY, services.engine.loaded.name))
+        names = dict.fromkeys((POLICY, AUX, services.engine.loaded.name))
         return {"object": "list", "data": [describe(name) for name in names]}
 
     @routes.get("/v1/models/{name:path}")

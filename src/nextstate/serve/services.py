@@ -12,6 +12,7 @@ from nextstate.config import Config
 from nextstate.engines.base import Engine
 from nextstate.serve.metrics import Metrics
 from nextstate.store.store import Store
+from nextstate.types import Sampling
 
 if TYPE_CHECKING:
     from nextstate.engines.model import LoadedModel
@@ -36,6 +37,10 @@ class ServingEngine(Engine, Protocol):
 
     def check_prompt(self, prompt_tokens: int) -> None:
         """Raise ContextLengthExceeded when a prompt leaves no room for an answer."""
+        ...
+
+    async def check_sampling(self, sampling: Sampling) -> None:
+        """Raise SamplingError when this model cannot sample so; GrammarError, if it is for the grammar."""
         ...
 
 
