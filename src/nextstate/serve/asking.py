@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
@@ -254,18 +253,3 @@ async def open_answers(services: Services, ask: Ask, n: int) -> list[Answer]:
             answer.abandon()
         raise
     return answers
-
-
-def turn_headers(answers: Sequence[Answer]) -> dict[str, str]:
-    """The headers by which a reply names its turn, session and version."""
-    first = answers[0]
-    return {
-        "x-nextstate-turn-id": ",".join(str(answer.turn_id) for answer in answers),
-        "x-nextstate-session-id": _for_header(first.session_key),
-        "x-nextstate-policy-version": str(first.start_version),
-    }
-
-
-def _for_header(text: str) -> str:
-    """A session key as an HTTP header may carry it: no control characters, no blanks around it, Latin-1 at most."""
-    return re.sub(r"[^ -~\xa0-\xff]|\A | \Z", "?", text)

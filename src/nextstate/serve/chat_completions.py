@@ -7,7 +7,7 @@ from contextlib import aclosing
 from typing import Annotated, Any, Literal, Self
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt, model_validator
 from pydantic_core import PydanticCustomError
 
@@ -24,12 +24,11 @@ from nextstate.serve.asking import (
     open_answers,
     refuse,
     sampling_of,
-    turn_headers,
 )
 from nextstate.serve.errors import own_type, server_error
 from nextstate.serve.logprobs import chat_logprobs
 from nextstate.serve.services import Services
-from nextstate.serve.streaming import AnswerStream, finished, merged, sse
+from nextstate.serve.streaming import merged, respond, sse
 from nextstate.types import FinishReason, Sampling
 
 _TEXT_PART = '{"type": "text", "text": "..."}'
@@ -198,14 +197,7 @@ def router(services: Services) -> APIRouter:
         ask = read_request(services, body, request)
         answers = await open_answers(services, ask, body.n or 1)
         reply = _Reply(answers, body, services)
-        if body.stream:
-            return AnswerStream(answers, reply.events(), turn_headers(answers))
-        try:
-            if not await finished(answers, request):
-                return Response(status_code=499)  # nobody reads it; nginx's number for a client that left
-        except EngineFault as error:
-            return JSONResponse(server_error(str(error), "engine_fault"), 500, turn_headers(answers))
-        return JSONResponse(reply.whole(), headers=turn_headers(answers))
+        return await respond(request, answers, reply, stream=bool(body.stream))
 
     return routes
 

@@ -7,19 +7,19 @@ from contextlib import aclosing
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt
 
 from nextstate.chat.events import TextDelta
 from nextstate.dialects.reading import Read
 from nextstate.errors import EngineFault
 from nextstate.serve.answer import Answer
-from nextstate.serve.asking import CommonBody, ask_of, count_ignored, open_answers, refuse, sampling_of, turn_headers
+from nextstate.serve.asking import CommonBody, ask_of, count_ignored, open_answers, refuse, sampling_of
 from nextstate.serve.chat_completions import StreamOptions, as_list
 from nextstate.serve.errors import ApiError, server_error
 from nextstate.serve.logprobs import completion_logprobs
 from nextstate.serve.services import Services
-from nextstate.serve.streaming import AnswerStream, finished, merged, sse
+from nextstate.serve.streaming import merged, respond, sse
 from nextstate.types import TokenIds
 
 
@@ -96,14 +96,7 @@ def router(services: Services) -> APIRouter:
         )
         answers = await open_answers(services, ask, body.n or 1)
         reply = _Reply(answers, body, services)
-        if body.stream:
-            return AnswerStream(answers, reply.events(), turn_headers(answers))
-        try:
-            if not await finished(answers, request):
-                return Response(status_code=499)
-        except EngineFault as error:
-            return JSONResponse(server_error(str(error), "engine_fault"), 500, turn_headers(answers))
-        return JSONResponse(reply.whole(), headers=turn_headers(answers))
+        return await respond(request, answers, reply, stream=bool(body.stream))
 
     return routes
 

@@ -10,17 +10,17 @@ from contextlib import aclosing
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt
 
 from nextstate.errors import EngineFault
 from nextstate.serve.answer import Answer
-from nextstate.serve.asking import CommonBody, ask_of, count_ignored, open_answers, sampling_of, turn_headers
+from nextstate.serve.asking import CommonBody, ask_of, count_ignored, open_answers, sampling_of
 from nextstate.serve.chat_completions import as_list
 from nextstate.serve.completions import raw_prompt
 from nextstate.serve.errors import server_error
 from nextstate.serve.services import Services
-from nextstate.serve.streaming import AnswerStream, finished, merged, sse
+from nextstate.serve.streaming import merged, respond, sse
 
 
 class GenerateRequest(CommonBody):
@@ -52,42 +52,43 @@ def router(services: Services) -> APIRouter:
             report_logprobs=True,
         )
         [answer] = await open_answers(services, ask, 1)
-        if body.stream:
-            return AnswerStream([answer], _events(answer), turn_headers([answer]))
-        try:
-            if not await finished([answer], request):
-                return Response(status_code=499)
-        except EngineFault as error:
-            return JSONResponse(server_error(str(error), "engine_fault"), 500, turn_headers([answer]))
-        return JSONResponse(_tokens(answer, 0) | {"text": answer.text}, headers=turn_headers([answer]))
+        return await respond(request, [answer], _Reply(answer), stream=bool(body.stream))
 
     return routes
 
 
-async def _events(answer: Answer) -> AsyncIterator[str]:
-    sent = 0
-    try:
-        async with aclosing(merged([answer])) as events:
-            async for _ in events:
-                body = _tokens(answer, sent)
-                sent += len(body["ids"])
-                yield sse(body)
-    except EngineFault as error:
-        yield sse(server_error(str(error), "engine_fault"))
-        return
-    yield sse(_tokens(answer, sent))
-    yield "data: [DONE]\n\n"
+class _Reply:
+    """The answer's tokens, whole or as events."""
 
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
 
-def _tokens(answer: Answer, start: int) -> dict[str, Any]:
-    """The tokens from number `start` on."""
-    tokens = answer.tokens[start:]
-    return {
-        "turn_id": answer.turn_id,
-        "session_id": answer.session_key,
-        "prompt_tokens": answer.prompt_tokens,
-        "ids": [token.id for token in tokens],
-        "logprobs": [token.logprob for token in tokens],
-        "versions": [token.version for token in tokens],
-        "finish_reason": answer.finish,
-    }
+    def whole(self) -> dict[str, Any]:
+        return self._tokens(0) | {"text": self._answer.text}
+
+    async def events(self) -> AsyncIterator[str]:
+        sent = 0
+        try:
+            async with aclosing(merged([self._answer])) as events:
+                async for _ in events:
+                    body = self._tokens(sent)
+                    sent += len(body["ids"])
+                    yield sse(body)
+        except EngineFault as error:
+            yield sse(server_error(str(error), "engine_fault"))
+            return
+        yield sse(self._tokens(sent))
+        yield "data: [DONE]\n\n"
+
+    def _tokens(self, start: int) -> dict[str, Any]:
+        """The tokens from number `start` on."""
+        answer, tokens = self._answer, self._answer.tokens[start:]
+        return {
+            "turn_id": answer.turn_id,
+            "session_id": answer.session_key,
+            "prompt_tokens": answer.prompt_tokens,
+            "ids": [token.id for token in tokens],
+            "logprobs": [token.logprob for token in tokens],
+            "versions": [token.version for token in tokens],
+            "finish_reason": answer.finish,
+        }

@@ -9,7 +9,7 @@ from contextlib import aclosing
 from typing import Annotated, Any, Literal, Self
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt, model_validator
 from pydantic_core import PydanticCustomError
 
@@ -28,12 +28,11 @@ from nextstate.serve.asking import (
     open_answers,
     refuse_unreadable,
     sampling_of,
-    turn_headers,
 )
 from nextstate.serve.errors import ApiError, anthropic_error
 from nextstate.serve.models import resolve_model
 from nextstate.serve.services import Services
-from nextstate.serve.streaming import AnswerStream, finished, merged, sse
+from nextstate.serve.streaming import merged, respond, sse
 from nextstate.types import FinishReason
 
 SIGNATURE = "bmV4dHN0YXRl"
@@ -160,14 +159,7 @@ def router(services: Services) -> APIRouter:
                 raise ApiError(400, f"prompt is too long: {numbers}") from too_long
             raise
         reply = _Reply(answer, body.model)
-        if body.stream:
-            return AnswerStream([answer], reply.events(), turn_headers([answer]))
-        try:
-            if not await finished([answer], request):
-                return Response(status_code=499)
-        except EngineFault as error:
-            raise ApiError(500, str(error), headers=turn_headers([answer])) from error
-        return JSONResponse(reply.whole(), headers=turn_headers([answer]))
+        return await respond(request, [answer], reply, stream=bool(body.stream))
 
     @routes.post("/v1/messages/count_tokens", response_model=None)
     async def count_tokens(body: Conversation) -> dict[str, int]:

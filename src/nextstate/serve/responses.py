@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt, model_validator
 from pydantic_core import PydanticCustomError
 
@@ -28,12 +28,11 @@ from nextstate.serve.asking import (
     refuse,
     refuse_unreadable,
     sampling_of,
-    turn_headers,
 )
 from nextstate.serve.auth import caller, owner, owns
-from nextstate.serve.errors import ApiError, own_type, server_error
+from nextstate.serve.errors import ApiError, own_type
 from nextstate.serve.services import Services
-from nextstate.serve.streaming import AnswerStream, finished, merged, sse
+from nextstate.serve.streaming import merged, respond, sse
 from nextstate.store.status import show_turn
 from nextstate.store.store import AnyRow
 from nextstate.store.turns import load_messages, load_tools
@@ -152,14 +151,7 @@ def router(services: Services) -> APIRouter:
         ask = await read_request(services, body, request)
         [answer] = await open_answers(services, ask, 1)
         reply = _Reply(answer, body, ask.sampling, services)
-        if body.stream:
-            return AnswerStream([answer], reply.events(), turn_headers([answer]))
-        try:
-            if not await finished([answer], request):
-                return Response(status_code=499)
-        except EngineFault as error:
-            return JSONResponse(server_error(str(error), "engine_fault"), 500, turn_headers([answer]))
-        return JSONResponse(reply.whole(), headers=turn_headers([answer]))
+        return await respond(request, [answer], reply, stream=bool(body.stream))
 
     @routes.get("/v1/responses/{response_id}", response_model=None)
     async def show_response(response_id: str, request: Request) -> dict[str, Any]:

@@ -4,20 +4,52 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Protocol
 
 from fastapi import Request
-from fastapi.responses import StreamingResponse
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from nextstate.chat.events import AnswerEvent
+from nextstate.errors import EngineFault
 from nextstate.serve.answer import Answer
+from nextstate.serve.errors import ApiError
 
 KEEP_ALIVE_S = 8.0
 """A stream that has nothing to say for this long gets an empty event: clients give up on silence, and proxies on 10 s
 of it. Comments do not count as life with all of them, events do."""
+
+
+class Reply(Protocol):
+    """Answers in the words of a dialect."""
+
+    def whole(self) -> dict[str, Any]:
+        """The body, once the answers are written down."""
+        ...
+
+    def events(self) -> AsyncIterator[str]:
+        """The server-sent events; the last one leaves after the turns are written down."""
+        ...
+
+
+async def respond(request: Request, answers: Sequence[Answer], reply: Reply, *, stream: bool) -> Response:
+    """Answers whole or as a stream, with the headers that name their turns.
+
+    Raises:
+        ApiError: the engine failed before there was anything to send.
+    """
+    headers = turn_headers(answers)
+    if stream:
+        return AnswerStream(answers, reply.events(), headers)
+    try:
+        if not await finished(answers, request):
+            return Response(status_code=499)  # nobody reads it; nginx's number for a client that left
+    except EngineFault as error:
+        raise ApiError(500, str(error), type="server_error", code="engine_fault", headers=headers) from error
+    return JSONResponse(reply.whole(), headers=headers)
 
 
 class AnswerStream(StreamingResponse):
@@ -104,3 +136,18 @@ async def _read(answers: Sequence[Answer]) -> None:
 async def _left(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+def turn_headers(answers: Sequence[Answer]) -> dict[str, str]:
+    """The headers by which a reply names its turn, session and version."""
+    first = answers[0]
+    return {
+        "x-nextstate-turn-id": ",".join(str(answer.turn_id) for answer in answers),
+        "x-nextstate-session-id": _for_header(first.session_key),
+        "x-nextstate-policy-version": str(first.start_version),
+    }
+
+
+def _for_header(text: str) -> str:
+    """A session key as an HTTP header may carry it: no control characters, no blanks around it, Latin-1 at most."""
+    return re.sub(r"[^ -~\xa0-\xff]|\A | \Z", "?", text)
