@@ -5,6 +5,8 @@
     python -m benchmarks.latency      waits of a streaming client while it learns and while a version is published
     python -m benchmarks.publishing   many clients while a version is published every two seconds: failures, cut
                                       streams, wrong tags, added waits; ten minutes, so not part of `make bench`
+    python -m benchmarks.load         what a request and a streamed token cost over HTTP, beside `transformers serve`;
+                                      failures and memory over ten thousand requests; long, so neither
 
 Sides that are compared take turns within one run, so that other work on the machine meets them alike, and ratios are
 taken within a turn.

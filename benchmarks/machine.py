@@ -41,6 +41,11 @@ def peak_mb(pid: int) -> float | None:
     return _kilobytes(Path(f"/proc/{pid}/status"), "VmHWM:")
 
 
+def rss_mb(pid: int) -> float | None:
+    """Resident memory of a process now, in MB; None where /proc does not say."""
+    return _kilobytes(Path(f"/proc/{pid}/status"), "VmRSS:")
+
+
 def pss_mb(pid: int) -> float | None:
     """Memory of a process now, in MB, in which a page that k processes share counts 1/k; None if /proc does not say."""
     return _kilobytes(Path(f"/proc/{pid}/smaps_rollup"), "Pss:")

@@ -254,6 +254,7 @@ NASTY = {
     "a list of lists": "[[], [[]]]",
     "a list of numbers": "[-1, 0.5, 5e-324, NaN, 1e999]",
     "a list of texts": r'["", "\u0000", "a", "a"]',
+    "a list of no text": '[""]',
     "a list of objects": "[{}]",
     "no object": "{}",
     "an object": r'{"": null, "\u0000": [], "type": {}, "5": NaN, "-1": -1, "1": 1e999, "٣": 1}',
@@ -445,6 +446,38 @@ SCHEMAS: dict[str, Any] = {
     "with words for the library": {"type": "object", "x-guidance": {"lenient": True, "whitespace_pattern": "(a+)+"}},
 }  # fmt: skip
 """JSON schemas: each is refused, or an answer is held to it."""
+
+
+@pytest.mark.parametrize(
+    ("path", "named", "nasty"),
+    [
+        ("/v1/chat/completions", "session_id", "NUL"),
+        ("/v1/chat/completions", "session_id", "a text in blanks"),
+        ("/v1/messages", "repetition_penalty", "the least number"),
+        ("/v1/responses", "metadata", "1e999"),
+        ("/v1/responses", "metadata", "NaN"),
+        ("/v1/completions", "prompt", "a list of no text"),
+        ("/v1/messages", "model", "5000 digits as text"),
+    ],
+)
+def test_a_field_that_once_ended_in_a_5xx(fuzzed: Fuzzed, path: str, named: str, nasty: str):
+    _send(fuzzed, path, named, nasty)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        _chat(metadata={"user_id": '{"session_id": ' + "[" * 50_000}),
+        _chat(model="policy@" + "9" * 5000),
+        _chat(logit_bias={"9" * 5000: 1}),
+        _calls(_object(2000)),
+        _held_to({"$ref": "#"}),
+        _held_to({"$ref": "#"}, stream=True),
+    ],
+    ids=["a deep id", "a long version", "a long token", "deep arguments", "itself", "itself, streaming"],
+)
+def test_a_body_that_once_ended_in_a_5xx(fuzzed: Fuzzed, body: bytes):
+    fuzzed.post("/v1/chat/completions", body)
 
 
 @pytest.mark.slow
