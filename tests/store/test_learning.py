@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from nextstate.store import learning, status
 from nextstate.store.store import Store
 from nextstate.types import SkipReason, TurnState, VersionState, Vote
@@ -54,6 +56,50 @@ def test_a_rejected_version_never_serves_and_its_turns_say_so(store: Store):
     store.write_now(learning.reject, 1, "it drifted", {"divergence": 9.0})
     assert store.read_now(learning.serving_version) == 0
     assert states(store, turn_id) == [(TurnState.LEFT_OUT, SkipReason.VERSION_REJECTED)]
+
+
+def serve(store: Store, *versions: int) -> None:
+    """Versions that served one after the other."""
+    for version in versions:
+        judged_turn(store)
+        update_id = store.write_now(learning.start_update, limit=8)
+        assert store.read_now(learning.load_update, update_id).version == version
+        store.write_now(learning.finish_update, update_id, artifact=f"versions/{version}", metrics={})
+        store.write_now(learning.promote, version, {})
+
+
+def test_going_back_makes_the_parent_a_candidate_and_the_next_update_goes_on_from_it(store: Store):
+    serve(store, 1, 2)
+    assert store.write_now(learning.roll_back, None) == 1
+    assert store.read_now(learning.candidate).version == 1
+    store.write_now(learning.promote, 1, {})
+    assert store.read_now(learning.serving_version) == 1
+    assert store.read_now(learning.version_row, 2).state == "retired"
+    judged_turn(store)
+    update_id = store.write_now(learning.start_update, limit=8)
+    update = store.read_now(learning.load_update, update_id)
+    assert (update.parent_version, update.version) == (1, 3)
+
+
+@pytest.mark.parametrize(("version", "says"), [(7, "no version 7"), (2, "is serving"), (3, "is rejected")])
+def test_only_a_version_that_served_can_be_gone_back_to(store: Store, version: int, says: str):
+    serve(store, 1, 2)
+    judged_turn(store)
+    update_id = store.write_now(learning.start_update, limit=8)
+    store.write_now(learning.finish_update, update_id, artifact="versions/3", metrics={})
+    with pytest.raises(LookupError, match="version 3 waits for the gate"):
+        store.write_now(learning.roll_back, 1)
+    store.write_now(learning.reject, 3, "it drifted", {})
+    with pytest.raises(LookupError, match=says):
+        store.write_now(learning.roll_back, version)
+    assert store.read_now(learning.candidate) is None
+
+
+def test_before_the_base_there_is_nothing(store: Store):
+    with pytest.raises(LookupError, match="the base, serves"):
+        store.write_now(learning.roll_back, None)
+    serve(store, 1)
+    assert store.write_now(learning.roll_back, 0) == 0
 
 
 def fail_once(store: Store, state: str = "failed") -> None:

@@ -161,6 +161,26 @@ def turns_why(turn_id: int, data: Data = None) -> None:
     print(queries.why(row))
 
 
+@app.command()
+@friendly
+def rollback(
+    version: Annotated[int | None, typer.Argument(help="If not given, the one that served before.")] = None,
+    data: Data = None,
+) -> None:
+    """Let an earlier version serve again; 0 is the model without anything learned."""
+    from nextstate.store import learning
+
+    try:
+        wanted = open_store(data).write_now(learning.roll_back, version)
+    except LookupError as error:
+        raise ConfigError(f"{error}. Nothing has changed; `nextstate versions list` shows what there is.") from error
+    out.print(
+        f"Version {wanted} serves as soon as it has passed the gate: in a moment if a server is learning, else when "
+        "one starts. The next update goes on from it.",
+        soft_wrap=True,
+    )
+
+
 @versions_app.command("list")
 @friendly
 def versions_list(data: Data = None, as_json: AsJson = False) -> None:

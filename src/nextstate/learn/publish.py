@@ -14,7 +14,7 @@ from nextstate.errors import AdapterError, AdapterMismatch
 from nextstate.learn.gate import examine
 from nextstate.store import learning
 from nextstate.store.store import AnyRow, Store
-from nextstate.types import PolicyRef
+from nextstate.types import BASE, PolicyRef
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +31,10 @@ async def publish_loop(store: Store, engine: LocalEngine, data: Path, gate: Gate
         row = await store.read(learning.candidate)
         if row is None:
             await asyncio.sleep(0.2)
+            continue
+        if row.version == BASE.version:  # somebody went back to it; there is nothing to load or to examine
+            engine.serve_version(row.version)
+            await store.write(learning.promote, row.version, {})
             continue
         result = await examine(engine, row.version, data / row.artifact, gate, exact=exact)
         if result.passed:

@@ -177,6 +177,36 @@ def promote(db: Connection, version: int, gate: Mapping[str, Any]) -> None:
     note(db, "promoted", version=version, **gate)
 
 
+def roll_back(db: Connection, version: int | None) -> int:
+    """Ask for an earlier version to serve again: it becomes the candidate, and passes the gate like any other.
+
+    The next update then goes on from it. What was trained since stays trained, and no longer serves.
+
+    Args:
+        version: None for the parent of the one that serves.
+
+    Returns the version asked for.
+
+    Raises:
+        LookupError: there is no such version, or it never served, or another waits for the gate; nothing has changed.
+    """
+    serving = version_row(db, serving_version(db))
+    if version is None and serving.parent_version is None:
+        raise LookupError("version 0, the base, serves: nothing is before it")
+    wanted = serving.parent_version if version is None else version
+    if (waiting := candidate(db)) is not None:
+        raise LookupError(f"version {waiting.version} waits for the gate; try again when it has been decided about")
+    row = db.execute(select(policy_versions).where(policy_versions.c.version == wanted)).first()
+    if row is None:
+        raise LookupError(f"there is no version {wanted}")
+    if row.state != VersionState.RETIRED:
+        raise LookupError(f"version {wanted} is {row.state}; only one that has served before can be gone back to")
+    asked = update(policy_versions).where(policy_versions.c.version == wanted)
+    db.execute(asked.values(state=VersionState.CANDIDATE))
+    note(db, "rollback_asked", version=wanted, from_version=serving.version)
+    return int(wanted)
+
+
 def reject(db: Connection, version: int, why: str, gate: Mapping[str, Any]) -> None:
     """A candidate never serves; its turns are left out with that reason."""
     chosen = update(policy_versions).where(policy_versions.c.version == version)
