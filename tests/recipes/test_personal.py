@@ -74,6 +74,14 @@ async def test_a_correction_becomes_a_version_that_answers_while_long_answers_go
             async with asyncio.timeout(600):
                 while versions_in_one_answer() < 2:
                     await corrected(people, "another fox?")
+
+            def at_rest() -> bool:
+                running = store.read_now(learning.running_updates)
+                return not running and store.read_now(learning.candidate) is None
+
+            await until(at_rest, "no version is made or examined")
+            store.write_now(learning.roll_back, 0)
+            await until(lambda: store.read_now(learning.serving_version) == 0, "the base serves again")
             assert not any(task.done() for task in reading), "a long answer was cut"
             assert readers.broken == people.broken == 0
             for seen in readers.seen:
