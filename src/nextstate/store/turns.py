@@ -6,11 +6,12 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from hashlib import sha256
 from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import ColumnElement, Connection, exists, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Select, bindparam, exists, func, insert, select, update
 
 from nextstate.errors import TokenMismatch
 from nextstate.store.arrays import (
@@ -325,29 +326,31 @@ def find_turns(
     whether it has a next state.
     """
     given = {
-        turns.c.answer_spine: answer_spine,
-        turns.c.request_spine: request_spine,
-        turns.c.heard_spine: heard_spine,
-        turns.c.block_spine: block_spine,
-        turns.c.opening: opening,
-        turns.c.trace: trace,
+        "answer_spine": answer_spine,
+        "request_spine": request_spine,
+        "heard_spine": heard_spine,
+        "block_spine": block_spine,
+        "opening": opening,
+        "trace": trace,
     }
-    (mark,) = [column == value for column, value in given.items() if value is not None]
-    return _find(db, user, session_id, setting, mark, by_age=request_spine is not None)
+    ((mark, value),) = [(name, value) for name, value in given.items() if value is not None]
+    query = _likeliest(mark, in_session=session_id is not None, by_age=mark == "request_spine")
+    of = {} if session_id is None else {"of_session": session_id}
+    return list(db.execute(query, {"of_user": user, "value": value, "near": setting, **of}))
 
 
-def _find(
-    db: Connection, user: str, session_id: int | None, setting: str, mark: ColumnElement[bool], *, by_age: bool = False
-) -> list[AnyRow]:
-    query = select(*_FOUND, _CONTINUED).where(turns.c.user == user, mark)
-    if session_id is not None:
-        query = query.where(turns.c.session_id == session_id)
+@cache
+def _likeliest(mark: str, *, in_session: bool, by_age: bool) -> Select[Any]:
+    """The query of `find_turns`, built once: to build it takes longer than to run it."""
+    query = select(*_FOUND, _CONTINUED).where(turns.c.user == bindparam("of_user"), turns.c[mark] == bindparam("value"))
+    if in_session:
+        query = query.where(turns.c.session_id == bindparam("of_session"))
     # The newest are enough: an older twin that nobody has continued for so long is no likelier than they are.
     newest = query.order_by(turns.c.turn_id.desc()).limit(_MAX_SEEN).subquery()
     ranked = select(newest).order_by(
-        newest.c.setting != setting, *(() if by_age else (newest.c.continued,)), newest.c.turn_id.desc()
+        newest.c.setting != bindparam("near"), *(() if by_age else (newest.c.continued,)), newest.c.turn_id.desc()
     )
-    return list(db.execute(ranked.limit(MAX_FOUND)))
+    return ranked.limit(MAX_FOUND)
 
 
 _MAX_SEEN = 64
@@ -371,8 +374,8 @@ _FOUND = (
 
 def find_turn(db: Connection, user: str, turn_id: int) -> AnyRow | None:
     """A turn of this user by its id; the columns of `find_turns`."""
-    found = _find(db, user, None, "", turns.c.turn_id == turn_id)
-    return found[0] if found else None
+    query = _likeliest("turn_id", in_session=False, by_age=True)
+    return db.execute(query, {"of_user": user, "value": turn_id, "near": ""}).first()
 
 
 def find_by_answer(db: Connection, user: str, spine: str, session_id: int | None) -> AnyRow | None:
@@ -397,7 +400,13 @@ def recent_turns(db: Connection, user: str, *, side: bool = False) -> list[AnyRo
 
     Rows have the columns of `find_turns`, and `messages` and `last_at`.
     """
-    liveliest = select(sessions.c.session_id, sessions.c.last_at).where(sessions.c.user == user)
+    return list(db.execute(_of_liveliest(side=side), {"of_user": user}))
+
+
+@cache
+def _of_liveliest(*, side: bool) -> Select[Any]:
+    """The query of `recent_turns`, built once."""
+    liveliest = select(sessions.c.session_id, sessions.c.last_at).where(sessions.c.user == bindparam("of_user"))
     live = liveliest.order_by(sessions.c.last_at.desc()).limit(MAX_FOUND).subquery()
     of_session = turns.alias()
     newest = (
@@ -410,7 +419,7 @@ def recent_turns(db: Connection, user: str, *, side: bool = False) -> list[AnyRo
     query = select(*_FOUND, _CONTINUED, turns.c.messages, live.c.last_at).join_from(
         live, turns, turns.c.turn_id == newest
     )
-    return list(db.execute(query.order_by(live.c.last_at.desc())))
+    return query.order_by(live.c.last_at.desc())
 
 
 def waiting_turns(db: Connection, session_id: int) -> list[AnyRow]:
