@@ -10,14 +10,14 @@ TORCH ?= torch==2.13.0
 export OMP_WAIT_POLICY := PASSIVE
 export GOMP_SPINCOUNT := 0
 
-.PHONY: demo test check lint types quick slow model install bench clean
+.PHONY: demo test check lint types quick slow model install bench clients clean
 
 demo: install
 	$(BIN)/python -m nextstate.recipes.demo
 
 test: install lint types
 	$(BIN)/python -m nextstate.cli.main model fetch
-	$(BIN)/python -m pytest -m "slow or not slow"
+	$(BIN)/python -m pytest -m "not clients"
 
 check: install lint types quick
 
@@ -33,6 +33,11 @@ quick: install
 
 model: install
 	$(BIN)/python -m nextstate.cli.main model fetch
+
+# Needs npm and its registry, besides pip's; what it fetches stays in the user's cache folder.
+clients: install
+	$(BIN)/python -m tests.clients.installed
+	$(BIN)/python -m pytest -m clients tests/clients
 
 bench: model
 	$(BIN)/python -m benchmarks.serving

@@ -31,6 +31,7 @@ import math
 import os
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -215,7 +216,8 @@ def transformers_serving(model: Path, log: Path, *options: str) -> Iterator[tupl
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = ["transformers", "serve", str(model), "--host", "127.0.0.1", "--port", str(port), "--device", "cpu"]
+    cli = str(Path(sys.executable).with_name("transformers"))
+    command = [cli, "serve", str(model), "--host", "127.0.0.1", "--port", str(port), "--device", "cpu"]
     threads = {"OMP_NUM_THREADS": str(THREADS), "HF_HUB_OFFLINE": "1"}
     with log.open("wb") as output:
         process = subprocess.Popen(

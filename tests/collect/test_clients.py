@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from nextstate.collect.clients import Said, read_user_text
+from nextstate.collect.clients import Said, known_side_work, read_user_text
 from nextstate.collect.placement import RETRY_WITHIN_S
 from nextstate.collect.request import Incoming, session_key
 from nextstate.store.store import Store
@@ -441,3 +441,27 @@ def test_an_edited_opening_is_a_branch_where_the_session_is_named(talk: Talk):
     talk.ask([user("how do I sort a list in Python?")], "With sorted().", key="k")
     assert talk.place([user("how do I sort a long list in Python?")], key="k").kind == "branch"
     assert talk.place([user("good morning")], key="k").kind == "new"
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "The user added a new task: ",
+        "Interrupted by user: ",
+        "Commands not executed. The user rejected your commands with the following message: ",
+    ],
+)
+def test_what_mini_swe_agent_puts_before_its_users_words_is_none_of_them(before: str):
+    said = read_user_text(f"{before}No, three lines.")
+    assert (said.said, said.text) == (Said.HUMAN, "No, three lines.")
+
+
+def test_opencode_going_on_after_a_summary_is_not_the_human():
+    said = read_user_text("Continue if you have next steps, or stop and ask for clarification if you are unsure.")
+    assert said.said is Said.REPORT
+
+
+def test_a_summary_that_opencode_asks_for_is_work_on_the_side():
+    system = {"role": "system", "content": "You are a context summarization agent. You are given a conversation."}
+    messages = [system, {"role": "user", "content": "Here is the conversation so far:"}]
+    assert known_side_work(messages, False, [read_user_text("Here is the conversation so far:")]) == "summary"

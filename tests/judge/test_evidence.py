@@ -27,6 +27,8 @@ def test_explicit_feedback_decides_whatever_else_followed(value):
         ("(no output)\nexit status: 0", GOOD),
         ("Exit code: 2", BAD),
         ("exit code: 139 (segmentation fault)", BAD),
+        ("Chunk ID: 537f78\nWall time: 0.0000 seconds\nProcess exited with code 0\nOutput:\n1 failed", GOOD),
+        ("2\nerr\n\n(Command exited with code 3)", BAD),
         ('{"returncode": 1, "stderr": "boom"}', BAD),
         ('{"returncode": 0, "stdout": "error: none found"}', GOOD),
         ('{"exit_code": 0, "stdout": "1 failed, 2 passed in 0.1s"}', BAD),

@@ -57,6 +57,12 @@ _CARRIER = re.compile(
 )
 _REMINDER = re.compile(r"<(system-reminder|ide_opened_file|ide_selection)>.*?</\1>\s*", re.DOTALL)
 
+# How mini-swe-agent hands over what its user typed.
+_HANDED_OVER = re.compile(
+    r"\A(?:The user added a new task|Interrupted by user"
+    r"|Commands not executed\. The user rejected your commands with the following message): (?=\S)"
+)
+
 _QUEUED = "[Queued user message from a previous active turn; preserved as context only."
 _GO_ON = "Continue the current task from the existing transcript, preserving completed work."
 
@@ -79,6 +85,8 @@ _OPENINGS: tuple[tuple[Said, str], ...] = (
     (Said.REPORT, "A background task completed. Use this result to reply"),
     (Said.REPORT, "Tool call error:\n\n<error>"),
     (Said.REPORT, "Format error:\n\n<error>"),
+    (Said.REPORT, "Continue if you have next steps, or stop and ask for clarification"),
+    (Said.REPORT, "Interrupted by user: Temporary interruption caught."),
     (Said.SUMMARY, "The conversation history before this point was compacted into the following summary:"),
     (Said.SUMMARY, "This session is being continued from a previous conversation that ran out of context."),
     (Said.SUMMARY, "Another language model started to solve this problem and produced a summary"),
@@ -105,6 +113,8 @@ def read_user_text(text: str) -> UserText:
     said = next((said for said, opening in _OPENINGS if bare.startswith(opening)), Said.HUMAN)
     if said is Said.POLL:
         bare = _POLL_AS_KEPT
+    if said is Said.HUMAN:
+        bare = _HANDED_OVER.sub("", bare)
     return UserText(said, bare, f"{stamp} {bare}" if stamp else bare, retry)
 
 
@@ -149,7 +159,7 @@ _SIDE_SYSTEM: tuple[tuple[str, str], ...] = (
     ("Generate a concise session title", "title"),
     ("You are a title generator", "title"),
     ("Write an Activity recap for someone", "recap"),
-    ("You are a context summarization assistant", "summary"),
+    ("You are a context summarization a", "summary"),  # assistant: OpenClaw; agent: opencode
     ("Current model identity:", "probe"),
     ("You are a helpful AI assistant tasked with summarizing conversations", "summary"),
     ("Summarize this coding conversation", "title"),

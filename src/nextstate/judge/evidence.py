@@ -189,10 +189,14 @@ _CALL_TIMED_OUT = re.compile(
 )
 
 _EXIT_LINE = re.compile(
-    r"^\W{0,3}(?:process |command |program |script )?(?:(?:exited|finished|failed|completed)\s+with\s+)?"
-    r"(?:exit[ _-]?(?:code|status)|return[ _-]?code|returncode|rc)\s*(?:is|was|of)?\s*[:=]?\s*(-?\d{1,4})\b",
+    r"^\W{0,3}(?:(?:process |command |program |script )?(?:(?:exited|finished|failed|completed)\s+with\s+)?"
+    r"(?:exit[ _-]?(?:code|status)|return[ _-]?code|returncode|rc)\s*(?:is|was|of)?\s*[:=]?"
+    r"|(?:process|command|program|script) (?:exited|finished|failed|completed) with (?:code|status))"
+    r"\s*(-?\d{1,4})\b",
     re.IGNORECASE,
 )
+# codex writes this before the status.
+_ABOVE_STATUS = re.compile(r"\A(?:Chunk ID: \w+\n)?Wall time: [\d.]+ seconds\n")
 _OUTSIDE_KILLS = {130: "interrupt", 137: "kill", 143: "terminate", -2: "interrupt", -9: "kill", -15: "terminate"}
 # These answer a question with their exit status: 1 means "no" or "different", not "wrong".
 _ASKS_BY_STATUS = re.compile(r"(?:^|[|;&(\n\]$])\s*(?:\w*grep|rg|diff|cmp|test|which|pgrep)\b[^|;&\n]*$")
@@ -306,7 +310,7 @@ def _reports_failure(fields: Mapping[str, Any]) -> bool:
 
 def _exit_status(text: str) -> int | None:
     """The status that a harness writes on the first or the last line, and nowhere else."""
-    lines = [line for line in text.splitlines() if line.strip()]
+    lines = [line for line in _ABOVE_STATUS.sub("", text).splitlines() if line.strip()]
     for line in (lines[-1], lines[0]) if lines else ():
         match = _EXIT_LINE.match(line)
         if match:
