@@ -39,6 +39,8 @@ from nextstate.report.stats import quantile
 SIDES = ("ours", "padded")
 LENGTHS = ("equal", "spread")
 TURNS = 16
+LEARN = LearnConfig(distillation="subset", top_k=4)
+"""Both sides compute the same loss; with the published hybrid's subset, the padded side is short enough to read."""
 HINT = "Answer in one short sentence, please."
 PADDED_TURNS = 2
 """Turns a batch of the padded side: two of 300 tokens are about what `learn.micro_batch_tokens` holds."""
@@ -201,7 +203,7 @@ def _ours(model: str, lengths: str) -> Update:
     from nextstate.engines.model import load
     from nextstate.learn.trainer import Trainer
 
-    trainer = Trainer(load(model, dtype="float32", device="cpu"), LearnConfig())
+    trainer = Trainer(load(model, dtype="float32", device="cpu"), LEARN)
     samples = made_up_samples(trainer.loaded.tokenizer, lengths)
     tokens = sum(len(s.turn.prompt_ids) + len(s.turn.reply_ids) for s in samples)
     return lambda: {**trainer.update(samples, oldest_version=0), "tokens": tokens}
@@ -221,7 +223,7 @@ def _padded(model: str, lengths: str) -> Update:
     from nextstate.learn.objectives.distillation import subset_distillation
     from nextstate.learn.objectives.policy_gradient import importance_weights, policy_gradient
 
-    config = LearnConfig()
+    config = LEARN
     path = resolve(model)
     tokenizer = AutoTokenizer.from_pretrained(path)
     samples = made_up_samples(tokenizer, lengths)

@@ -125,10 +125,10 @@ class LearnConfig(_Section):
     """w_OPD: weight of the hinted teacher."""
     teacher: Literal["policy", "base"] = "policy"
     """Who reads the hint: the policy itself, which builds on what it has learned, or the base, which bounds it."""
-    distillation: Literal["sampled", "subset", "topk"] = "subset"
-    """What the teacher corrects: the sampled token; the student's top_k; or the divergence over the teacher's top_k
-    tokens and the rest."""
-    top_k: PositiveInt = 4
+    distillation: Literal["sampled", "subset", "topk"] = "topk"
+    """What the teacher corrects: the sampled token; the student's top_k, as the published hybrid does; or the
+    divergence over the teacher's top_k tokens and the rest, which ends at the teacher and lets no mass escape."""
+    top_k: PositiveInt = 32
     gap_clip: PositiveFloat = 1.0
     """C: bound on the teacher's log-prob gap, nats."""
     importance_cap: PositiveFloat = 2.0
