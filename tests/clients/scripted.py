@@ -43,8 +43,6 @@ class ScriptedPolicy:
         self.script: Mapping[str, Sequence[str]] = {"": [HARMLESS]}
         self.loaded = replace(engine.loaded, context_tokens=CONTEXT_TOKENS)
         self._endless = asyncio.Event()
-        self.prompts: list[str] = []
-        """As the model would have read them."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
@@ -59,9 +57,7 @@ class ScriptedPolicy:
 
     async def generate(self, prompt: TokenIds, sampling: Sampling, policy: PolicyRef) -> AsyncIterator[TokenChunk]:
         tokenizer = self.loaded.tokenizer
-        text = tokenizer.decode(prompt)
-        self.prompts.append(text)
-        answer = self._answer(text)
+        answer = self._answer(tokenizer.decode(prompt))
         ids = [*tokenizer.encode(answer), tokenizer.eos_token_id][: sampling.max_tokens]
         if answer == ENDLESS:
             ids = ids[:-1] * 1000
