@@ -168,6 +168,15 @@ class GateConfig(_Section):
     """Mean divergence from the base on the probe, nats a token, beyond which a version does not serve."""
 
 
+class WatchConfig(_Section):
+    enabled: bool = True
+    """Go back by itself when a version is found worse than what served before it."""
+    alpha: Annotated[float, Field(gt=0, lt=1)] = 0.01
+    """Chance that a version which is not worse is taken back all the same, however long it is watched."""
+    min_turns: PositiveInt = 10
+    """Signed verdicts that a version and what served before it must both have before anything is decided."""
+
+
 class Config(BaseSettings):
     model_config = SettingsConfigDict(
         env_prefix="NEXTSTATE_",
@@ -187,6 +196,7 @@ class Config(BaseSettings):
     judge: JudgeConfig = JudgeConfig()
     learn: LearnConfig = LearnConfig()
     gate: GateConfig = GateConfig()
+    watch: WatchConfig = WatchConfig()
 
     @property
     def database_url(self) -> str:

@@ -320,9 +320,11 @@ class SkipReason(StrEnum):
 
 
 class VersionState(StrEnum):
-    """A version is trained as a candidate, then serves or is rejected, and retires when the next one serves."""
+    """A version is trained as a candidate, then serves or is rejected, and retires when the next one serves; or it is
+    rolled back by the watch, and never serves again."""
 
     CANDIDATE = "candidate"
     SERVING = "serving"
     RETIRED = "retired"
     REJECTED = "rejected"
+    ROLLED_BACK = "rolled_back"
