@@ -317,6 +317,7 @@ class SkipReason(StrEnum):
     TOO_STALE = "too_stale"
     UPDATE_FAILED = "update_failed"
     VERSION_REJECTED = "version_rejected"
+    HELD_OUT = "held_out"
 
 
 class VersionState(StrEnum):

@@ -85,11 +85,9 @@ async def test_a_learning_rate_a_hundred_times_too_high_never_serves(tmp_path: P
     with JudgeEndpoint() as judge:
         # In tests/recipes/test_personal.py the same at 1e-3 serves.
         learn = {"batch_turns": 8, "max_wait_s": 0.5, "steps": 5, "learning_rate": 1e-1}
-        config = write_config(tmp_path / "config.toml", model=model, judge_url=judge.url, learn=learn)
-        with config.open("a") as file:
-            # The tiny model's last layer cannot be trained, and makes all tokens about equally likely: nothing moves it
-            # much further. At 1e-3 its first version has moved 0.01.
-            file.write("[gate]\nmax_divergence = 0.2\n")
+        # The tiny model's last layer is not trained, and makes all tokens about equally likely: it cannot get beyond 0.4.
+        gate = {"max_divergence": 0.2, "max_perplexity_ratio": 100.0}
+        config = write_config(tmp_path / "config.toml", model=model, judge_url=judge.url, learn=learn, gate=gate)
         served = Served(tmp_path / "data", "--config", str(config))
         await served.start()
         store, people = served.store, People(served, seed=0)
@@ -119,16 +117,15 @@ async def test_what_a_judge_that_lies_has_taught_is_taken_back_by_what_people_sa
     with JudgeEndpoint(lie) as judge:
         learn = {"batch_turns": 80, "max_wait_s": 600, "steps": 20, "learning_rate": 1e-2, "objective": "binary"}
         learn |= {"clip_low": 0.9, "clip_high": 9.0, "kl_weight": 0}  # nothing holds the lie back
-        config = write_config(tmp_path / "config.toml", model=model, judge_url=judge.url, learn=learn)
-        with config.open("a") as file:
-            file.write("[gate]\nmax_divergence = 100\n")
+        gate = {"max_divergence": 100.0, "max_perplexity_ratio": 100.0}  # it has to be found by what people say
+        config = write_config(tmp_path / "config.toml", model=model, judge_url=judge.url, learn=learn, gate=gate)
         served = Served(tmp_path / "data", "--config", str(config))
         await served.start()
         store, people = served.store, People(served, seed=0)
         try:
             thumbs = give_thumbs(store, people)
             async with going_on(thumbs, *(talk(people, who) for who in range(4))):
-                await until(lambda: versions_in(store, VersionState.ROLLED_BACK), "the watch goes back", deadline_s=300)
+                await until(lambda: versions_in(store, VersionState.ROLLED_BACK), "the watch goes back")
             taken_back = versions_in(store, VersionState.ROLLED_BACK)
             print([(row.version, row.gate["why"]) for row in taken_back])
             assert all(row.gate["watch"]["e_value"] >= 100 for row in taken_back)

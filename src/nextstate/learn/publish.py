@@ -44,7 +44,7 @@ async def publish_loop(store: Store, engine: LocalEngine, data: Path, gate: Gate
         result = await examine(engine, row.version, data / row.artifact, gate, exact=exact)
         if result.passed:
             engine.serve_version(row.version)
-            await store.write(learning.promote, row.version, result.measured)
+            await store.write(learning.promote, row.version, {**result.measured, "why": result.why})
             log.info("version %d serves; %s", row.version, dict(result.measured))
         else:
             await store.write(learning.reject, row.version, result.why, result.measured)

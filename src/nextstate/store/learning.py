@@ -50,6 +50,33 @@ def waiting_samples(db: Connection) -> tuple[int, float | None]:
     return count, oldest
 
 
+def hold_out(db: Connection, *, every: int) -> int:
+    """Keep one signed turn in `every` out of training: of those that wait, the oldest. Returns how many it was now.
+
+    Counted over all there ever were, so that a crash or another trainer changes nothing.
+    """
+    signed = db.execute(select(func.count()).select_from(samples)).scalar_one()
+    held = db.execute(select(func.count()).where(turns.c.reason == SkipReason.HELD_OUT)).scalar_one()
+    due = max(0, signed // every - held)
+    waiting = select(turns.c.turn_id).where(turns.c.state == TurnState.JUDGED).order_by(turns.c.turn_id).limit(due)
+    ids = list(db.execute(waiting).scalars())
+    leave_out(db, ids, SkipReason.HELD_OUT, "It is kept to measure new versions by.")
+    return len(ids)
+
+
+def held_out_turns(db: Connection, *, limit: int, max_tokens: int) -> list[tuple[Turn, int]]:
+    """The newest turns kept out of training, each with its reward.
+
+    Args:
+        max_tokens: longer ones are passed over.
+    """
+    tokens = turns.c.prompt_tokens + turns.c.reply_tokens
+    query = select(turns.c.turn_id, samples.c.reward).join(samples)
+    query = query.where(turns.c.reason == SkipReason.HELD_OUT, tokens <= max_tokens)
+    rows = db.execute(query.order_by(turns.c.turn_id.desc()).limit(limit))
+    return [(load_turn(db, row.turn_id), int(row.reward)) for row in rows]
+
+
 def start_update(db: Connection, *, limit: int) -> int:
     """Take up to `limit` waiting samples, oldest first, into a new update on the serving version. Returns its id."""
     parent = serving_version(db)
