@@ -278,3 +278,23 @@ def test_where_the_version_before_is_damaged_the_one_before_that_is_asked(store:
     assert store.write_now(learning.go_back) == 1
     store.write_now(learning.promote, 1, {})
     assert not store.read_now(learning.goes_back)
+    assert store.write_now(learning.go_back) is None  # whoever asks a moment too late goes no further
+    assert store.read_now(learning.candidate) is None
+
+
+def test_a_decision_is_not_carried_out_while_another_version_waits_or_after_it_has_been(store: Store):
+    for _ in range(30):
+        answered(store, 0, Vote.GOOD)
+    bad = make_version(store)
+    for _ in range(16):
+        answered(store, bad, Vote.BAD)
+    make_version(store, promote=False)
+    assert store.read_now(watch.worst_to_take_back, WatchConfig()) is not None
+    assert store.write_now(watch.take_back_worst, WatchConfig()) is None
+    store.write_now(learning.reject, 2, "it drifted", {})
+    decision = store.write_now(watch.take_back_worst, WatchConfig())
+    assert decision is not None
+    assert (decision[0].version, decision[1]) == (bad, 0)
+    assert store.write_now(watch.take_back_worst, WatchConfig()) is None
+    store.write_now(learning.promote, 0, {})
+    assert store.read_now(watch.worst_to_take_back, WatchConfig()) is None

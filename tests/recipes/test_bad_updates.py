@@ -85,7 +85,7 @@ async def test_a_learning_rate_a_hundred_times_too_high_never_serves(tmp_path: P
     with JudgeEndpoint() as judge:
         # In tests/recipes/test_personal.py the same at 1e-3 serves.
         learn = {"batch_turns": 8, "max_wait_s": 0.5, "steps": 5, "learning_rate": 1e-1}
-        # The tiny model's last layer is not trained, and makes all tokens about equally likely: it cannot get beyond 0.4.
+        # The tiny model's last layer is not trained and makes all tokens equally likely: 0.4 is as far as it goes.
         gate = {"max_divergence": 0.2, "max_perplexity_ratio": 100.0}
         config = write_config(tmp_path / "config.toml", model=model, judge_url=judge.url, learn=learn, gate=gate)
         served = Served(tmp_path / "data", "--config", str(config))

@@ -158,6 +158,23 @@ def comparisons(db: Connection) -> list[Comparison]:
     return compare(line, watched, watching.signed_turns(db, since=since))
 
 
+def worst_to_take_back(db: Connection, config: WatchConfig) -> Comparison | None:
+    """The version with the most evidence against it, if that is enough."""
+    worst = max(comparisons(db), key=lambda one: one.e_value, default=None)
+    return worst if worst is not None and worst.decides(config) else None
+
+
+def take_back_worst(db: Connection, config: WatchConfig) -> tuple[Comparison, int] | None:
+    """Take it back, and say which version is to serve. None: there is none any more, or another waits for the gate.
+
+    One transaction: what serves may change while verdicts are being counted.
+    """
+    worst = worst_to_take_back(db, config)
+    if worst is None or learning.goes_back(db) or learning.candidate(db) is not None:
+        return None
+    return worst, learning.take_back(db, worst.version, str(worst), asdict(worst))
+
+
 async def watch_loop(store: Store, config: WatchConfig) -> None:
     """Go back to the version before a bad one, as soon as verdicts show that it is one.
 
@@ -171,10 +188,9 @@ async def watch_loop(store: Store, config: WatchConfig) -> None:
         if await store.read(learning.goes_back):
             await store.write(learning.go_back)
         elif (newest := await store.read(watching.newest_signal)) != seen:
-            worst = max(await store.read(comparisons), key=lambda one: one.e_value, default=None)
-            if worst is None or not worst.decides(config):
+            if not await store.read(worst_to_take_back, config):
                 seen = newest
-            elif await store.read(learning.candidate) is None:
-                back_to = await store.write(learning.take_back, worst.version, str(worst), asdict(worst))
+            elif decision := await store.write(take_back_worst, config):
+                worst, back_to = decision
                 log.warning("version %d is taken back, version %d is to serve: %s", worst.version, back_to, worst)
         await asyncio.sleep(_POLL_S)

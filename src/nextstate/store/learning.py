@@ -273,11 +273,11 @@ def goes_back(db: Connection) -> bool:
 
 
 def go_back(db: Connection) -> int | None:
-    """Ask the newest version before those taken back to serve, unless one waits for the gate. Returns it.
+    """Ask the newest version before those taken back to serve, unless one does or waits for the gate. Returns it.
 
     Asked again when the gate finds that one damaged: then it is the one before.
     """
-    if candidate(db) is not None:
+    if not goes_back(db) or candidate(db) is not None:
         return None
     row = version_row(db, serving_version(db))
     while row.state != VersionState.RETIRED:
