@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 import httpx
+from safetensors.torch import load_file, save_file
 
 from nextstate.store.store import Store
 
@@ -50,6 +51,16 @@ def talkative(model: Path, folder: Path, *, ends: int) -> Path:
     settings = json.loads(file.read_text())
     file.write_text(json.dumps({**settings, "eos_token_id": settings["eos_token_id"][:ends]}))
     return folder
+
+
+def sharpen(model: Path, by: float) -> None:
+    """Make some tokens much likelier than others, in place, and with it the whole model quicker to learn.
+
+    The tiny model's last layer is not trained and finds all tokens about equally likely, however far the others move.
+    """
+    weights = load_file(model / "model.safetensors")
+    weights["model.norm.weight"] *= by
+    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
 
 
 def write_config(

@@ -15,11 +15,19 @@ from nextstate.store.store import Store
 from nextstate.types import Feedback, SkipReason, TurnState, VersionState, Vote
 from tests.crash.judge_endpoint import JudgeEndpoint
 from tests.crash.people import People, Seen
-from tests.crash.served import Served, talkative, until, write_config
+from tests.crash.served import Served, sharpen, talkative, until, write_config
 
 CONTENT, DISCONTENT = "Good, thanks.", "Too short."
-ENOUGH = 15
-"""Characters that an answer must have: about two in three of the untrained model's have them."""
+ENOUGH = 6
+"""Characters that an answer must have: more than half of the untrained model's answers have them."""
+
+
+@pytest.fixture
+def model(tmp_path: Path, tiny_model_path: Path) -> Path:
+    """A model that learns within one update. Its answers are of ten characters or so, and end by themselves."""
+    folder = talkative(tiny_model_path, tmp_path / "tiny", ends=41)
+    sharpen(folder, by=4)
+    return folder
 
 
 def wants_more(answer: Seen) -> bool:
@@ -80,26 +88,21 @@ def versions_in(store: Store, state: VersionState) -> list[Any]:
 
 
 @pytest.mark.slow
-async def test_a_learning_rate_a_hundred_times_too_high_never_serves(tmp_path: Path, tiny_model_path: Path):
-    model = talkative(tiny_model_path, tmp_path / "tiny", ends=16)
+async def test_a_learning_rate_a_hundred_times_too_high_never_serves(tmp_path: Path, model: Path):
     with JudgeEndpoint() as judge:
-        # In tests/recipes/test_personal.py the same at 1e-3 serves.
+        # The same at 1e-3 has moved 0.02 nats from the base after one update; this has moved 3, and 1 is allowed.
         learn = {"batch_turns": 8, "max_wait_s": 0.5, "steps": 5, "learning_rate": 1e-1}
-        # The tiny model's last layer is not trained and makes all tokens equally likely: 0.4 is as far as it goes.
-        gate = {"max_divergence": 0.2, "max_perplexity_ratio": 100.0}
-        config = write_config(tmp_path / "config.toml", model=model, judge_url=judge.url, learn=learn, gate=gate)
+        config = write_config(tmp_path / "config.toml", model=model, judge_url=judge.url, learn=learn)
         served = Served(tmp_path / "data", "--config", str(config))
         await served.start()
         store, people = served.store, People(served, seed=0)
         try:
             async with going_on(*(talk(people, who) for who in range(2))):
-                await until(
-                    lambda: len(versions_in(store, VersionState.REJECTED)) >= 2, "the gate rejects two", deadline_s=120
-                )
+                await until(lambda: len(versions_in(store, VersionState.REJECTED)) >= 2, "the gate rejects two")
             assert store.read_now(learning.serving_version) == 0
             assert {seen.version for seen in people.seen} == {0}
             for row in versions_in(store, VersionState.REJECTED):
-                assert "from the base" in row.gate["why"]
+                assert "gate.max_" in row.gate["why"]
             assert store.read_now(status.status).left_out[SkipReason.VERSION_REJECTED] >= 2
             check_whole(store, people)
         finally:
@@ -107,15 +110,12 @@ async def test_a_learning_rate_a_hundred_times_too_high_never_serves(tmp_path: P
 
 
 @pytest.mark.slow
-async def test_what_a_judge_that_lies_has_taught_is_taken_back_by_what_people_say(
-    tmp_path: Path, tiny_model_path: Path
-):
+async def test_what_a_judge_that_lies_has_taught_is_taken_back_by_what_people_say(tmp_path: Path, model: Path):
     def lie(prompt: str) -> str:
         return "It is the other way round.\nHINT: none\nVERDICT: " + ("good" if DISCONTENT in prompt else "bad")
 
-    model = talkative(tiny_model_path, tmp_path / "tiny", ends=16)
     with JudgeEndpoint(lie) as judge:
-        learn = {"batch_turns": 80, "max_wait_s": 600, "steps": 20, "learning_rate": 1e-2, "objective": "binary"}
+        learn = {"batch_turns": 80, "max_wait_s": 600, "steps": 5, "learning_rate": 1e-2, "objective": "binary"}
         learn |= {"clip_low": 0.9, "clip_high": 9.0, "kl_weight": 0}  # nothing holds the lie back
         gate = {"max_divergence": 100.0, "max_perplexity_ratio": 100.0}  # it has to be found by what people say
         config = write_config(tmp_path / "config.toml", model=model, judge_url=judge.url, learn=learn, gate=gate)
@@ -127,8 +127,10 @@ async def test_what_a_judge_that_lies_has_taught_is_taken_back_by_what_people_sa
             async with going_on(thumbs, *(talk(people, who) for who in range(4))):
                 await until(lambda: versions_in(store, VersionState.ROLLED_BACK), "the watch goes back")
             taken_back = versions_in(store, VersionState.ROLLED_BACK)
-            print([(row.version, row.gate["why"]) for row in taken_back])
-            assert all(row.gate["watch"]["e_value"] >= 100 for row in taken_back)
+            watched = taken_back[0].gate["watch"]
+            print(taken_back[0].gate["why"])
+            assert watched["e_value"] >= 100
+            assert watched["live_good"] / (watched["live_good"] + watched["live_bad"]) < 0.4
             assert store.read_now(learning.serving_version) < taken_back[0].version
             later = await people.ask([{"role": "user", "content": "a dog?"}])
             assert later is not None
