@@ -63,6 +63,11 @@ KINDS_OF_REQUEST = {
         "messages": [{"role": "system", "content": "You are a context summarization assistant."}, user("x")],
         "headers": {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01"},
     },
+    "joined answers": {"messages": [user("Hi"), says("Hello, and more of it"), user("x")]},
+    "window": {"messages": [says("Hello, at some length, as nobody else says it"), user("x")]},
+    "dropped answers": {"messages": [user("Hi"), user("a"), user("b"), user("c"), user("d"), user("e")]},
+    "another follow-up": {"messages": [user("Hi"), says("Hello"), user("another")]},
+    "title inside": {"messages": [user("Hi"), says("Hello"), user("Write a 3-5 word title for this conversation.")]},
     "summarised history": {
         "messages": [user("This session is being continued from a previous conversation that ran out of context. x")]
     },
@@ -74,6 +79,7 @@ KINDS_OF_REQUEST = {
 def test_a_request_costs_a_bounded_number_of_look_ups_and_each_has_its_index(store: Store, what: str):
     talk = Talk(store)
     talk.ask([user("Hi")], "Hello", tools=TOOLS)
+    talk.ask([user("Hi"), says("Hello"), user("Write a title.")], "A title", tools=TOOLS)
     talk.ask([user("Hi")], says("", call("ls", "{}", "c1")), key="known", tools=TOOLS)
     incoming = talk.incoming(**KINDS_OF_REQUEST[what])
     run = statements(store, lambda db: place(db, incoming))
