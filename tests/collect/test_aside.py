@@ -34,6 +34,8 @@ OF_CLIENTS = [
     "Based on the chat history, give this conversation a name.\nKeep it short - 10 characters max, no quotes.",
     "Based on the conversation so far, provide a concise description of this session in 4 words or less. "
     "This will be used for finding it later - reply *ONLY* with the description",
+    "Please write a short title (max 6 words) for the above conversation. Reply with only the title.",
+    "Generate a concise 3-5 word title for this conversation.",
     "Provide a concise, 5-word-or-less title for the conversation above. Only return the title itself.",
     "Create tags for the above conversation. Return a JSON array of strings and nothing else.",
     "Suggest three follow-up questions for this chat, comma-separated.",

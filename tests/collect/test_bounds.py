@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 from sqlalchemy import Connection, event, insert
 
+from nextstate.collect import clients, spine
 from nextstate.collect.placement import place
 from nextstate.store import schema
 from nextstate.store.store import Store
@@ -86,6 +87,28 @@ def test_a_request_costs_a_bounded_number_of_look_ups_and_each_has_its_index(sto
     assert 0 < len(run) <= MAX_LOOKUPS
     for sql, parameters in run:
         assert scans(store, sql, parameters) == [], sql
+
+
+SPACE = " \n" * 100_000
+MARKS = ("<system-reminder>", "<task>", "<feedback>", "Runtime: agent=", "<think>", "<<<BEGIN_OPENCLAW", "Generate a ")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [f"a{SPACE}b", f"<task>{SPACE}b", f"a:{SPACE}Runtime: agent", *(mark * 20_000 for mark in MARKS)],
+    ids=range(10),
+)
+def test_the_longest_text_is_read_in_time_that_grows_with_it(text: str):
+    text_of_a_tool = f"[read_file] Result: {text}\n"
+    began = time.process_time()
+    for role in ("system", "user", "assistant"):
+        for said in (text, text_of_a_tool):
+            messages = [{"role": role, "content": said}, says("x"), user(f"Write a title for this chat. {said}")]
+            spine.read(messages)
+            clients.runtime_key(messages)
+            clients.asks_like_a_machine(messages[-1]["content"])
+            clients.may_be_the_clients(said)
+    assert time.process_time() - began < 5.0  # the square of these lengths takes minutes
 
 
 def test_of_many_conversations_that_begin_alike_few_are_looked_at(store: Store):

@@ -223,6 +223,7 @@ def test_a_window_that_keeps_nothing_but_the_last_answer_is_known_by_it(talk: Ta
     talk.ask([HI], "Hello")
     last = talk.ask([HI, says("Hello"), MORE], KNOWN)
     talk.ask([HI], "Of somebody else, and quite as long as the other.")
+    talk.ask([HI, says("Hello"), BASEL], "An edit, which is newer.")
     placed = talk.place([KNOWN, BASEL])
     assert (placed.kind, placed.parent_turn_id, placed.next_state) == ("continuation", last, (BASEL,))
     assert talk.place([KNOWN, BASEL], user="bob").kind == "new"

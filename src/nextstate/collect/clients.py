@@ -49,18 +49,16 @@ class UserText:
 
 _DATE = re.compile(r"\A\[[A-Z][a-z]{2} \d{4}-\d\d-\d\d \d\d:\d\d(?: [^\]\n]{1,40})?\] ?")
 # At the end of the first message of the user; with other APIs a line of the system text.
-_RUNTIME_SUFFIX = re.compile(r"\s*\bRuntime: agent=[^\n]*\Z")
-_RUNTIME_LINE = re.compile(r"(?:^|\n|>)\s*Runtime: (agent=[^\n]*)")
+_RUNTIME_SUFFIX = re.compile(r"\bRuntime: agent=[^\n]*\Z")
+_RUNTIME_LINE = re.compile(r"(?:^|[\n>])[ \t]*Runtime: (agent=[^\n]*)")
 # Mostly a message of its own; where the API joins messages in a row, a part of one.
-_CARRIER = re.compile(
-    r"\s*<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>.*?(?:<<<END_OPENCLAW_INTERNAL_CONTEXT>>>|\Z)", re.DOTALL
-)
+_CARRIER = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>", "<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"
 # The last of them is Cline's, Roo's and Kilo's: the time, open files, what runs.
-_REMINDER = re.compile(r"<(system-reminder|ide_opened_file|ide_selection|environment_details)>.*?</\1>\s*", re.DOTALL)
+_REMINDERS = ("system-reminder", "ide_opened_file", "ide_selection", "environment_details")
 # How the same three hand over what a tool gave where they do without tool calls, and what the user said to it.
 _TOOL_RESULT = re.compile(r"\A\[[a-z_]+(?: for '[^\n]*')?\] Result:")
-_WRAPPED = re.compile(r"\A<(task|feedback|answer|user_message)>\s*(.*?)\s*</\1>\Z", re.DOTALL)
-_IN_RESULT = re.compile(r"<(feedback|answer|user_message)>\s*(.*?)\s*</\1>", re.DOTALL)
+_WRAPPED = re.compile(r"\A<(task|feedback|answer|user_message)>(.*)</\1>\Z", re.DOTALL)
+_SAID_TO_A_RESULT = ("feedback", "answer", "user_message")
 
 # How mini-swe-agent hands over what its user typed.
 _HANDED_OVER = re.compile(
@@ -102,10 +100,45 @@ _OPENINGS: tuple[tuple[Said, str], ...] = (
 _POLL_AS_KEPT = "[OpenClaw heartbeat poll]"
 
 
+def _without(text: str, opening: str, closing: str) -> str:
+    """Text without what stands between two marks, and without the space behind it.
+
+    A regular expression would do, in time that grows with the square of the text.
+    """
+    kept, at = [], 0
+    while (start := text.find(opening, at)) >= 0 and (end := text.find(closing, start)) >= 0:
+        kept.append(text[at:start])
+        at = end + len(closing)
+        while at < len(text) and text[at].isspace():
+            at += 1
+    return "".join([*kept, text[at:]])
+
+
+def _without_carrier(text: str) -> str:
+    """Text without OpenClaw's, to the end where that was cut off, and without the space before it."""
+    opening, closing = _CARRIER
+    before, *carriers = text.split(opening)
+    return "".join([before.rstrip(), *(carrier.partition(closing)[2] for carrier in carriers)]) if carriers else text
+
+
+def _between(text: str, opening: str, closing: str) -> str | None:
+    start = text.find(opening)
+    end = text.find(closing, start)
+    return None if start < 0 or end < 0 else text[start + len(opening) : end].strip()
+
+
+def _runtime_suffix(text: str) -> re.Match[str] | None:
+    return _RUNTIME_SUFFIX.search(text, text.rfind("\n") + 1)
+
+
 def read_user_text(text: str) -> UserText:
     """Take a text of the user's role apart: who speaks, and what of it is said."""
-    text = _RUNTIME_SUFFIX.sub("", _CARRIER.sub("", text))
-    text = _REMINDER.sub("", text).strip()
+    text = _without_carrier(text)
+    if (runtime := _runtime_suffix(text)) is not None:
+        text = text[: runtime.start()]
+    for tag in _REMINDERS:
+        text = _without(text, f"<{tag}>", f"</{tag}>")
+    text = text.strip()
     if not text:
         return UserText(Said.CARRIER, "", "")
     date = _DATE.match(text)
@@ -119,10 +152,12 @@ def read_user_text(text: str) -> UserText:
     if said is Said.POLL:
         bare = _POLL_AS_KEPT
     if said is Said.HUMAN and _TOOL_RESULT.match(bare):
-        spoken = _IN_RESULT.search(bare)
-        said, bare = (Said.REPORT, bare) if spoken is None else (Said.HUMAN, spoken[2])
+        spoken = next((text for tag in _SAID_TO_A_RESULT if (text := _between(bare, f"<{tag}>", f"</{tag}>"))), None)
+        said, bare = (Said.REPORT, bare) if spoken is None else (Said.HUMAN, spoken)
     if said is Said.HUMAN:
-        bare = _WRAPPED.sub(r"\2", _HANDED_OVER.sub("", bare))
+        bare = _HANDED_OVER.sub("", bare)
+        wrapped = _WRAPPED.match(bare)
+        bare = bare if wrapped is None else wrapped[2].strip()
     return UserText(said, bare, f"{stamp} {bare}" if stamp else bare, retry)
 
 
@@ -147,7 +182,8 @@ def runtime_key(messages: Sequence[Message]) -> str | None:
         content = message.get("content")
         if message["role"] not in ("system", "user") or not isinstance(content, str):
             continue
-        line = (_RUNTIME_LINE if message["role"] == "system" else _RUNTIME_SUFFIX).search(_CARRIER.sub("", content))
+        content = _without_carrier(content)
+        line = _RUNTIME_LINE.search(content) if message["role"] == "system" else _runtime_suffix(content)
         if line is None:
             continue
         fields = dict(part.strip().split("=", 1) for part in line[0].split("|") if "=" in part)
@@ -275,7 +311,8 @@ _FOR_A_MACHINE = tuple(
         r"\b(?:omit|omitting|without|no|remove|exclude|do not (?:use|include|add)|don't (?:use|include|add))"
         r" (?:(?:any|enclosing|the) )?(?:punctuation|preamble|lead-?in|prefix|quot(?:es|ation marks)|explanations?"
         r"|additional text|extra text|markdown|formatting)\b",
-        r"\b(?:reply|respond|answer|output|return|provide|give)(?: me)? \W{0,2}(?:only|just|nothing but)\b"
+        r"\b(?:reply|respond|answer|output|return|provide|give)(?: with)? \W{0,2}(?:only|just|nothing but)\b"
+        r"|\b(?:title|name|summary|description) only\b"
         r"|\b(?:only|just) (?:reply|respond|answer|output|return|provide)\b|\bnothing else\b",
         r"\bas a (?:system )?prompt\b|\bfuture context\b|\bcontext window\b|\bwill be used (?:as|for|to|in)\b",
         r"\bjson (?:object|array|list|format)\b|\bcomma-separated\b|<(?:title|summary|name|topic)>",

@@ -33,6 +33,7 @@ from nextstate.store.turns import (
     load_messages,
     load_next_state,
     newest_turn,
+    newest_turns,
     recent_turns,
     waiting_turns,
     waits_for_its_conversation,
@@ -353,8 +354,10 @@ class _Placing:
             length += sum(len(said.text) for said in before if said.role != "assistant")
         elif self._talk.steps[0] is step:
             # Not even what the answer was given to has been kept: only the newest answers are looked at.
-            rows = [row for row in recent_turns(self._db, self._in.user) if _equal(row, step)]
-            rows = [row for row in rows if self._session_id in (None, row.session_id)]
+            sessions = [self._session_id]
+            if self._session_id is None:
+                sessions = [row.session_id for row in recent_turns(self._db, self._in.user)]
+            rows = [row for each in sessions for row in newest_turns(self._db, each) if _equal(row, step)]
         else:
             return None
         telling = self._session_id is not None or self._summary() is not None or bool(step.call_ids)

@@ -465,6 +465,12 @@ def waiting_turns(db: Connection, session_id: int) -> list[AnyRow]:
     return [row for row in newest if row.tool_calls and not row.continued]
 
 
+def newest_turns(db: Connection, session_id: int) -> list[AnyRow]:
+    """The newest MAX_FOUND turns of a session, newest first, without side requests; the columns of `find_turns`."""
+    query = select(*_FOUND, _CONTINUED).where(turns.c.session_id == session_id, turns.c.kind != "side")
+    return list(db.execute(query.order_by(turns.c.turn_id.desc()).limit(MAX_FOUND)))
+
+
 def followers(db: Connection, row: AnyRow) -> list[AnyRow] | None:
     """What followed a turn's answer, newest first, without side requests; the columns of `find_turns` and `messages`.
 
