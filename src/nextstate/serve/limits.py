@@ -19,7 +19,7 @@ from nextstate.serve.refusals import refusal
 
 
 class RequireJson:
-    """Answers 415 to a body that does not call itself JSON.
+    """Answers 415 to a body that does not call itself JSON, or that is compressed.
 
     More than a formality: a page in a browser may send a form to loopback unasked, and a form must not be able to
     teach the model anything.
@@ -29,13 +29,19 @@ class RequireJson:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        kind = Headers(scope=scope).get("content-type", "") if scope["type"] == "http" else ""
-        if scope["type"] != "http" or scope["method"] != "POST" or kind.partition(";")[0].strip() == "application/json":
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        kind, packed = headers.get("content-type", ""), headers.get("content-encoding", "identity")
+        if kind.partition(";")[0].strip() == "application/json" and packed == "identity":
             await self._app(scope, receive, send)
             return
         message = (
             f"The body is of type '{kind or 'unknown'}'. Send JSON, with the header 'Content-Type: application/json'."
         )
+        if packed != "identity":
+            message = f"The body is compressed ('{packed}'). Send it as it is, without 'Content-Encoding'."
         answer = refusal(scope, HTTPStatus.UNSUPPORTED_MEDIA_TYPE, message, "unsupported_media_type")
         await answer(scope, receive, send)
 
