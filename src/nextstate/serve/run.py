@@ -18,8 +18,8 @@ from nextstate.serve.limits import patient
 from nextstate.serve.services import Services
 
 KEEP_ALIVE_S = 75
-"""Longer than clients keep a connection that rests (4 to 15 s). Whoever closes it while the other sends loses a request,
-and only a client knows whether it is about to send."""
+"""Longer than clients keep a connection that rests (4 to 15 s). Whoever closes it while the other sends loses a
+request, and only a client knows whether it is about to send."""
 GRACE_S = 5
 """Answers in flight may go on for this long when the server stops."""
 
