@@ -126,8 +126,15 @@ class LearnConfig(_Section):
     teacher: Literal["policy", "base"] = "policy"
     """Who reads the hint: the policy itself, which builds on what it has learned, or the base, which bounds it."""
     distillation: Literal["sampled", "subset", "topk"] = "topk"
-    """What the teacher corrects: the sampled token; the student's top_k, as the published hybrid does; or the
+    """What the teacher corrects: the sampled token; a subset of likely tokens, as the published hybrid does; or the
     divergence over the teacher's top_k tokens and the rest, which ends at the teacher and lets no mass escape."""
+    subset: Literal["student", "teacher", "intersection"] = "student"
+    """Whose top_k tokens "subset" corrects. A position where student and teacher have none in common is masked."""
+    divergence: Literal["reverse_kl", "forward_kl", "jsd"] = "reverse_kl"
+    """What "topk" makes small: reverse KL settles on what the teacher says most, forward KL covers all that it might
+    say, the Jensen-Shannon divergence stands between."""
+    jsd_alpha: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """The teacher's share of the mixture that "jsd" measures from."""
     top_k: PositiveInt = 32
     gap_clip: PositiveFloat = 1.0
     """C: bound on the teacher's log-prob gap, nats."""

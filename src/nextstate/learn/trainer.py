@@ -174,7 +174,8 @@ class Trainer:
                 student_NK = logprobs_NV.gather(1, torch.cat([s.top_NK for s in seen]))
                 teacher_NK = torch.cat([s.teacher_top_NK for s in seen])
                 if config.distillation == "topk":
-                    term = topk_distillation(student_NK, teacher_NK, weights_N)
+                    kind = {"divergence": config.divergence, "alpha": config.jsd_alpha}
+                    term = topk_distillation(student_NK, teacher_NK, weights_N, **kind)
                 else:
                     old_NK = torch.cat([s.old_top_NK for s in seen])
                     term = subset_distillation(
