@@ -102,6 +102,10 @@ class JudgeConfig(_Section):
         return url
 
 
+HintChoice = Literal["first", "overlap", "overlap_by_token", "random", "longest"]
+Divergence = Literal["reverse_kl", "forward_kl", "jsd"]
+
+
 class LearnConfig(_Section):
     enabled: bool = True
     objective: Literal["binary", "distillation", "hybrid"] = "hybrid"
@@ -125,12 +129,15 @@ class LearnConfig(_Section):
     """w_OPD: weight of the hinted teacher."""
     teacher: Literal["policy", "base"] = "policy"
     """Who reads the hint: the policy itself, which builds on what it has learned, or the base, which bounds it."""
+    hint_choice: HintChoice = "first"
+    """Which of a turn's hints the teacher reads: the most trusted one; the one after which its top_k tokens are most
+    often the policy's, over the reply or token by token (one teacher pass for each hint); any; the longest."""
     distillation: Literal["sampled", "subset", "topk"] = "topk"
     """What the teacher corrects: the sampled token; a subset of likely tokens, as the published hybrid does; or the
     divergence over the teacher's top_k tokens and the rest, which ends at the teacher and lets no mass escape."""
     subset: Literal["student", "teacher", "intersection"] = "student"
     """Whose top_k tokens "subset" corrects. A position where student and teacher have none in common is masked."""
-    divergence: Literal["reverse_kl", "forward_kl", "jsd"] = "reverse_kl"
+    divergence: Divergence = "reverse_kl"
     """What "topk" makes small: reverse KL settles on what the teacher says most, forward KL covers all that it might
     say, the Jensen-Shannon divergence stands between."""
     jsd_alpha: Annotated[float, Field(gt=0, lt=1)] = 0.5

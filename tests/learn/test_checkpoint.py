@@ -26,7 +26,7 @@ def weights(trainer: Trainer) -> torch.Tensor:
 
 def test_training_goes_on_from_a_checkpoint_as_if_never_interrupted(make_trainer: TrainerFactory, tmp_path: Path):
     whole = make_trainer()
-    samples = [a_sample(whole, hint="be brief, please")]
+    samples = [a_sample(whole, hints=("be brief, please",))]
     whole.update(samples, oldest_version=0)
     folder = saved(whole, tmp_path)
     metrics = whole.update(samples, oldest_version=0)

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
+from nextstate.chat.template import render_with_hint
 from nextstate.learn import trainer as trainer_module
 from nextstate.learn.trainer import Trainer
 from nextstate.store.learning import Sample
@@ -32,10 +34,10 @@ def test_a_bad_turn_becomes_less_likely_and_a_good_one_more(make_trainer: Traine
 def test_the_hinted_teacher_pulls_the_reply_towards_what_it_would_say(make_trainer: TrainerFactory):
     trainer = make_trainer(objective="distillation", kl_weight=0.0, distillation="sampled", gap_clip=100.0)
     shake(trainer)
-    sample = a_sample(trainer, hint="be brief, please", reply=(60,))
+    sample = a_sample(trainer, hints=("be brief, please",), reply=(60,))
     row = trainer_module.make_row(sample, 0.0, trainer.loaded.tokenizer, oldest_version=0, max_tokens=400)
     with torch.no_grad():
-        teacher = trainer.logits([row.hinted_prompt_ids], [len(row.hinted_prompt_ids) - 1]).log_softmax(-1)[0, 60]
+        teacher = trainer.logits(row.hinted_prompts, [len(row.hinted_prompts[0]) - 1]).log_softmax(-1)[0, 60]
     gap = float(teacher) - sample.turn.reply_logprobs[0]
     trainer.update([sample], oldest_version=0)
     change = a_sample(trainer, reply=(60,)).turn.reply_logprobs[0] - sample.turn.reply_logprobs[0]
@@ -43,16 +45,24 @@ def test_the_hinted_teacher_pulls_the_reply_towards_what_it_would_say(make_train
     assert change * gap > 0
 
 
-@pytest.mark.parametrize("distillation", ["sampled", "subset", "topk"])
+FORMS: list[dict[str, Any]] = [
+    {"distillation": "sampled"},
+    *({"distillation": "subset", "subset": subset} for subset in ("student", "teacher", "intersection")),
+    *({"distillation": "topk", "divergence": divergence} for divergence in ("reverse_kl", "forward_kl", "jsd")),
+    {"distillation": "topk", "divergence": "jsd", "jsd_alpha": 0.3},
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_a_teacher_that_reads_the_same_prompt_gives_exactly_no_gradient(
-    make_trainer: TrainerFactory, monkeypatch: pytest.MonkeyPatch, distillation: str
+    make_trainer: TrainerFactory, monkeypatch: pytest.MonkeyPatch, form: dict[str, Any]
 ):
     # T5, through the whole trainer: teacher and student run in separate forward passes of one micro-batch.
-    trainer = make_trainer(objective="distillation", kl_weight=0.0, distillation=distillation)
+    trainer = make_trainer(objective="distillation", kl_weight=0.0, **form)
     shake(trainer)
-    sample = a_sample(trainer, hint="be brief, please")
+    sample = a_sample(trainer, hints=("be brief, please",))
     row = trainer_module.make_row(sample, -1.0, trainer.loaded.tokenizer, oldest_version=0, max_tokens=400)
-    same = replace(row, hinted_prompt_ids=row.prompt_ids)
+    same = replace(row, hinted_prompts=(row.prompt_ids,), hint_numbers=(0,))
     monkeypatch.setattr(trainer_module, "make_row", lambda *_, **__: same)
     assert gradient_of(trainer, [sample], monkeypatch).abs().max().item() == 0.0
 
@@ -64,9 +74,9 @@ def test_a_base_teacher_is_the_base_and_pulls_a_policy_back_that_has_moved(
     trainer = make_trainer(objective="distillation", kl_weight=0.0, distillation="topk", teacher=teacher)
     shake(trainer)
     row = trainer_module.make_row(
-        a_sample(trainer, hint="be brief, please"), -1.0, trainer.loaded.tokenizer, oldest_version=0, max_tokens=400
+        a_sample(trainer, hints=("be brief, please",)), -1.0, trainer.loaded.tokenizer, oldest_version=0, max_tokens=400
     )
-    same = replace(row, hinted_prompt_ids=row.prompt_ids)
+    same = replace(row, hinted_prompts=(row.prompt_ids,), hint_numbers=(0,))
     monkeypatch.setattr(trainer_module, "make_row", lambda *_, **__: same)
     assert (gradient_of(trainer, [a_sample(trainer)], monkeypatch).abs().max().item() == 0.0) is is_zero
 
@@ -78,17 +88,25 @@ def test_at_the_base_the_anchor_gives_exactly_no_gradient(
     assert gradient_of(trainer, [a_sample(trainer)], monkeypatch).abs().max().item() == 0.0
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        *FORMS,
+        {"hint_choice": "overlap", "distillation": "subset", "subset": "intersection", "top_k": 4},
+        {"hint_choice": "overlap_by_token", "top_k": 4},
+    ],
+)
 def test_splitting_an_update_into_micro_batches_changes_nothing(
-    make_trainer: TrainerFactory, monkeypatch: pytest.MonkeyPatch
+    make_trainer: TrainerFactory, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ):
     found = []
     for micro_batch_tokens in (1, 10_000):
-        trainer = make_trainer(micro_batch_tokens=micro_batch_tokens, kl_weight=0.5)
+        trainer = make_trainer(micro_batch_tokens=micro_batch_tokens, kl_weight=0.5, **options)
         shake(trainer)
         samples = [
-            a_sample(trainer, "a fox?", (60, 61, 62), hint="be brief, please"),
+            a_sample(trainer, "a fox?", (60, 61, 62), hints=("be brief, please", "the lazy dog", "a fox")),
             a_sample(trainer, "the lazy dog and the fox?", (70, 71), reward=1, temperature=0.7),
-            a_sample(trainer, "jumps", (80, 81, 82, 83, 84), hint="say more words"),
+            a_sample(trainer, "jumps", (80, 81, 82, 83, 84), hints=("say more words",)),
         ]
         found.append(gradient_of(trainer, samples, monkeypatch))
     assert found[0].abs().max().item() > 1e-4
@@ -151,3 +169,109 @@ def test_only_the_adapter_is_trained(make_trainer: TrainerFactory):
     # rank 4 on seven linear layers of two blocks: 4 * (in + out) each; hidden 32, key-value 16, intermediate 64
     per_block = 4 * (2 * (32 + 32) + 2 * (32 + 16) + 3 * (32 + 64))
     assert sum(p.numel() for p in trainer.parameters) == 2 * per_block
+
+
+# -- which hint, which tokens -----------------------------------------------------------------------------------------
+
+HINTS = ("be brief, please", "the lazy dog jumps over the fox", "a fox")
+
+
+def replies_after_hints(trainer: Trainer, sample: Sample) -> list[torch.Tensor]:
+    """[R, V] log-probs of the reply for each of HINTS, one sequence at a time and not by the trainer's way."""
+    found = []
+    for hint in HINTS:
+        prompt = render_with_hint(trainer.loaded.tokenizer, sample.messages, hint)
+        sequence, keep = [*prompt, *sample.turn.reply_ids[:-1]], range(len(prompt) - 1, len(prompt) + 2)
+        with torch.no_grad():
+            found.append(trainer.logits([sequence], list(keep)).log_softmax(-1))
+    return found
+
+
+def plain_reply(trainer: Trainer, sample: Sample) -> torch.Tensor:
+    prompt = sample.turn.prompt_ids
+    with torch.no_grad():
+        keep = range(len(prompt) - 1, len(prompt) + 2)
+        return trainer.logits([[*prompt, *sample.turn.reply_ids[:-1]]], list(keep)).log_softmax(-1)
+
+
+def common(student: torch.Tensor, teacher: torch.Tensor, k: int) -> list[int]:
+    sets = [[set(row.topk(k).indices.tolist()) for row in logprobs] for logprobs in (student, teacher)]
+    return [len(a & b) for a, b in zip(*sets, strict=True)]
+
+
+@pytest.mark.parametrize("k", [1, 4, 16])
+def test_the_teacher_reads_the_hint_after_which_its_tokens_are_most_often_the_students(
+    make_trainer: TrainerFactory, k: int
+):
+    trainer = make_trainer(objective="distillation", hint_choice="overlap", top_k=k, kl_weight=0.0)
+    shake(trainer, 0.5)
+    sample = a_sample(trainer, hints=HINTS)
+    student = plain_reply(trainer, sample)
+    sums = [sum(common(student, teacher, k)) for teacher in replies_after_hints(trainer, sample)]
+    by_length = sorted(range(3), key=lambda n: len(HINTS[n]))
+    best = max(by_length, key=lambda n: sums[n])  # the first, so the shortest, of equal ones
+    metrics = trainer.update([sample], oldest_version=0)
+    assert metrics["hints_read"] == {"1": [best]}
+
+
+def test_by_token_each_is_corrected_by_its_own_hint(make_trainer: TrainerFactory):
+    trainer = make_trainer(
+        objective="distillation", hint_choice="overlap_by_token", top_k=8, kl_weight=0.0, distillation="topk"
+    )
+    shake(trainer, 0.5)
+    sample = a_sample(trainer, hints=HINTS)
+    student, teachers = plain_reply(trainer, sample), replies_after_hints(trainer, sample)
+    by_length = sorted(range(3), key=lambda n: len(HINTS[n]))
+    overlaps = [common(student, teacher, 8) for teacher in teachers]
+    chosen = [max(by_length, key=lambda n: overlaps[n][t]) for t in range(3)]
+    expected = 0.0
+    for t, n in enumerate(chosen):
+        top = teachers[n][t].topk(8).indices
+        p, q = student[t][top].exp(), teachers[n][t][top].exp()
+        rest_p, rest_q = 1 - p.sum(), 1 - q.sum()
+        expected += float((p * (p / q).log()).sum() + rest_p * (rest_p / rest_q).log()) / 3
+    metrics = trainer.update([sample], oldest_version=0)
+    assert metrics["hints_read"] == {"1": sorted(set(chosen))}
+    assert len(set(chosen)) > 1
+    assert metrics["distillation"] == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize(("hint_choice", "number"), [("first", 0), ("longest", 1)])
+def test_one_hint_is_read_where_no_overlap_is_asked_for(make_trainer: TrainerFactory, hint_choice: str, number: int):
+    trainer = make_trainer(hint_choice=hint_choice)
+    once = trainer.update([a_sample(trainer, hints=HINTS[number : number + 1])], oldest_version=0)
+    trainer = make_trainer(hint_choice=hint_choice)
+    metrics = trainer.update([a_sample(trainer, hints=HINTS)], oldest_version=0)
+    assert metrics["hints_read"] == {"1": [number]}
+    assert (metrics["distillation"], metrics["tokens_computed"]) == (once["distillation"], once["tokens_computed"])
+
+
+def test_a_hint_whose_prompt_does_not_fit_gives_way_to_the_next(make_trainer: TrainerFactory):
+    trainer = make_trainer()
+    sample = a_sample(trainer, hints=("the lazy dog jumps over " * 20, "a fox"))
+    options = {"oldest_version": 0, "hint_choice": "first"}
+    room = len(render_with_hint(trainer.loaded.tokenizer, sample.messages, "a fox")) + 3
+    fits = trainer_module.make_row(sample, 0.0, trainer.loaded.tokenizer, max_tokens=room, **options)
+    assert fits.hint_numbers == (1,)
+    none = trainer_module.make_row(sample, 0.0, trainer.loaded.tokenizer, max_tokens=room - 1, **options)
+    assert none.hinted_prompts == ()
+
+
+@pytest.mark.parametrize("subset", ["student", "teacher", "intersection"])
+def test_the_subset_is_whose_it_is_said_to_be(make_trainer: TrainerFactory, subset: str):
+    trainer = make_trainer(
+        objective="distillation", distillation="subset", subset=subset, top_k=4, gap_clip=100.0, kl_weight=0.0
+    )
+    shake(trainer, 0.5)
+    sample = a_sample(trainer, hints=HINTS)
+    student, teacher = plain_reply(trainer, sample), replies_after_hints(trainer, sample)[0]
+    expected, sizes = 0.0, set()
+    for q, p in zip(student, teacher, strict=True):
+        tops = set(q.topk(4).indices.tolist()), set(p.topk(4).indices.tolist())
+        ids = sorted({"student": tops[0], "teacher": tops[1], "intersection": tops[0] & tops[1]}[subset])
+        sizes.add(len(ids))
+        if ids:
+            weights = q[ids].exp() / q[ids].exp().sum()
+            expected -= float((weights * (p[ids] - q[ids])).sum()) / 3  # at ratio 1 the loss is -sum A
+    assert (sizes == {4}) == (subset != "intersection")
+    assert trainer.update([sample], oldest_version=0)["distillation"] == pytest.approx(expected, rel=1e-4)

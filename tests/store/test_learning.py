@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from nextstate.store import learning, status
+from nextstate.store import judging, learning, status
 from nextstate.store.store import Store
-from nextstate.types import SkipReason, TurnState, VersionState, Vote
-from tests.rows import judged_turn
+from nextstate.types import Feedback, Hint, SkipReason, Source, TurnState, VersionState, Vote
+from tests.rows import a_verdict, judged_turn
 
 
 def states(store: Store, *turn_ids: int) -> list[tuple[str, str | None]]:
@@ -26,8 +28,18 @@ def test_a_sample_carries_the_reward_the_hint_and_the_request(store: Store):
     judged_turn(store, Vote.BAD)
     judged_turn(store, Vote.GOOD)
     update = store.read_now(learning.load_update, store.write_now(learning.start_update, limit=8))
-    assert [(s.reward, s.hint) for s in update.samples] == [(-1, "be brief, please"), (1, None)]
+    assert [(s.reward, s.hints) for s in update.samples] == [(-1, ("be brief, please",)), (1, ())]
     assert update.samples[0].messages == ({"role": "user", "content": "a fox?"},)
+
+
+def test_a_sample_carries_the_most_trusted_hints_of_the_verdict_that_made_it_and_no_other(store: Store):
+    turn_id = judged_turn(store, Vote.BAD)
+    store.write_now(judging.add_feedback, turn_id, Feedback(value=Vote.BAD, words="no"))
+    texts = ["in one sentence", "shorter than this", "as I asked before", "please, please"]
+    hints = tuple(Hint(text=text, source=Source.USER) for text in texts)
+    store.write_now(judging.write_verdict, replace(a_verdict(turn_id, Vote.BAD), hints=hints))
+    update = store.read_now(learning.load_update, store.write_now(learning.start_update, limit=8))
+    assert [s.hints for s in update.samples] == [tuple(texts[: learning.MAX_HINTS])]
 
 
 def test_an_abandoned_update_gives_its_turns_back_and_its_version_number_is_not_used_again(store: Store):

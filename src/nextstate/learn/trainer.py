@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ from nextstate.engines.model import LoadedModel
 from nextstate.engines.packed import forward_packed
 from nextstate.learn.baseline import advantages, updated
 from nextstate.learn.batches import Row, make_row, micro_batches, token_weights
+from nextstate.learn.hints import best_by_token, best_for_reply, overlap, shared
 from nextstate.learn.objectives.anchor import anchor_kl
 from nextstate.learn.objectives.distillation import (
     sampled_distillation,
@@ -46,11 +47,26 @@ class _Scored:
     old_N: Tensor
     base_N: Tensor
     top_NK: Tensor
-    """Token ids of the K most likely tokens: the teacher's for "topk", the student's otherwise."""
+    """Ids of the K tokens that the teacher corrects."""
     old_top_NK: Tensor
     teacher_N: Tensor
     teacher_top_NK: Tensor
-    """NaN without a teacher."""
+    """NaN without a teacher, and where a token is outside the subset."""
+    hint_N: Tensor
+    """Which of the row's hinted prompts the teacher read for each token; without a teacher, 0."""
+
+
+@dataclass(slots=True)
+class _Reading:
+    """What the teacher makes of a row's reply after one hinted prompt: all that is kept of [N, V]."""
+
+    sampled_N: Tensor
+    """Log-probs of the sampled tokens."""
+    top_NK: Tensor
+    """Ids of its K most likely tokens."""
+    top_logprobs_NK: Tensor
+    student_top_logprobs_NK: Tensor
+    """Log-probs of the student's K most likely tokens."""
 
 
 @dataclass(slots=True)
@@ -100,6 +116,7 @@ class Trainer:
                 self.loaded.tokenizer,
                 oldest_version=oldest_version,
                 max_tokens=min(self.config.max_turn_tokens, self.loaded.context_tokens),
+                hint_choice=self.config.hint_choice,
             )
             for sample, advantage in zip(samples, advantages(rewards, self.baselines), strict=True)
         ]
@@ -110,10 +127,15 @@ class Trainer:
         return {
             **steps[0],
             "turns": len(rows),
-            "turns_with_teacher": sum(row.hinted_prompt_ids is not None for row in rows),
+            "turns_with_teacher": sum(bool(row.hinted_prompts) for row in rows),
             "mean_reward": sum(reward for _, reward in rewards) / len(rewards),
             "reply_tokens": sum(len(row.reply_ids) for row in rows),
             "stale_tokens": sum(row.live.count(False) for row in rows),
+            "hints_read": {
+                str(sample.turn.turn_id): sorted({row.hint_numbers[n] for n in scored[i].hint_N.tolist()})
+                for i, (sample, row) in enumerate(zip(samples, rows, strict=True))
+                if row.hinted_prompts
+            },
             "seconds": round(seconds, 3),
         }
 
@@ -174,8 +196,9 @@ class Trainer:
                 student_NK = logprobs_NV.gather(1, torch.cat([s.top_NK for s in seen]))
                 teacher_NK = torch.cat([s.teacher_top_NK for s in seen])
                 if config.distillation == "topk":
-                    kind = {"divergence": config.divergence, "alpha": config.jsd_alpha}
-                    term = topk_distillation(student_NK, teacher_NK, weights_N, **kind)
+                    term = topk_distillation(
+                        student_NK, teacher_NK, weights_N, divergence=config.divergence, alpha=config.jsd_alpha
+                    )
                 else:
                     old_NK = torch.cat([s.old_top_NK for s in seen])
                     term = subset_distillation(
@@ -194,28 +217,27 @@ class Trainer:
         self, rows: Sequence[Row], group: Sequence[int], old_NV: Tensor, scored: dict[int, _Scored], totals: _Totals
     ) -> None:
         """Base and teacher on these rows, and the student as it stands at the update's beginning."""
+        config = self.config
         with torch.no_grad():
             base_NV = self._reply_logprobs([rows[i] for i in group], totals, base=True)
-            taught = [i for i in group if rows[i].hinted_prompt_ids is not None]
-            by_base = self.config.teacher == "base"
-            teacher_NV = (
-                self._reply_logprobs([rows[i] for i in taught], totals, hinted=True, base=by_base) if taught else None
-            )
-            at = at_taught = 0
-            for i in group:
-                tokens = len(rows[i].reply_ids)
-                ids_N1 = torch.tensor(rows[i].reply_ids, device=old_NV.device)[:, None]
-                old, base = old_NV[at : at + tokens], base_NV[at : at + tokens]
-                top_NK = old.topk(self.config.top_k, dim=-1).indices
-                if teacher_NV is not None and i in taught:
-                    teacher = teacher_NV[at_taught : at_taught + tokens]
-                    if self.config.distillation == "topk":
-                        top_NK = teacher.topk(self.config.top_k, dim=-1).indices
-                    teacher_N, teacher_top_NK = teacher.gather(1, ids_N1)[:, 0], teacher.gather(1, top_NK)
-                    at_taught += tokens
-                else:
-                    teacher_N = torch.full_like(old[:, 0], torch.nan)
-                    teacher_top_NK = torch.full_like(top_NK, torch.nan, dtype=old.dtype)
+            tokens = [len(rows[i].reply_ids) for i in group]
+            olds, bases = dict(zip(group, torch.split(old_NV, tokens), strict=True)), torch.split(base_NV, tokens)
+            tops = {i: old.topk(config.top_k, dim=-1).indices for i, old in olds.items()}
+            readings = self._read_hints(rows, group, tops, totals)
+            for i, base in zip(group, bases, strict=True):
+                old, top_NK = olds[i], tops[i]
+                ids_N1 = torch.tensor(rows[i].reply_ids, device=old.device)[:, None]
+                hint_N = torch.zeros(len(old), dtype=torch.long, device=old.device)
+                teacher_N = torch.full_like(old[:, 0], torch.nan)
+                teacher_top_NK = torch.full_like(top_NK, torch.nan, dtype=old.dtype)
+                if readings[i]:
+                    hint_N = self._choose_hint(rows[i], top_NK, readings[i])
+                    reading = _chosen(hint_N, readings[i])
+                    teacher_N, teacher_top_NK = reading.sampled_N, reading.student_top_logprobs_NK
+                    if config.distillation == "topk" or config.subset == "teacher":
+                        top_NK, teacher_top_NK = reading.top_NK, reading.top_logprobs_NK
+                    elif config.subset == "intersection":
+                        teacher_top_NK = teacher_top_NK.masked_fill(~shared(top_NK, reading.top_NK), torch.nan)
                 scored[i] = _Scored(
                     old_N=old.gather(1, ids_N1)[:, 0],
                     base_N=base.gather(1, ids_N1)[:, 0],
@@ -223,8 +245,39 @@ class Trainer:
                     old_top_NK=old.gather(1, top_NK),
                     teacher_N=teacher_N,
                     teacher_top_NK=teacher_top_NK,
+                    hint_N=hint_N,
                 )
-                at += tokens
+
+    def _read_hints(
+        self, rows: Sequence[Row], group: Sequence[int], student_tops: Mapping[int, Tensor], totals: _Totals
+    ) -> dict[int, list[_Reading]]:
+        """The teacher on every hinted prompt of every row; one pass for all first ones, one for all second ones, ..."""
+        readings: dict[int, list[_Reading]] = {i: [] for i in group}
+        for n in range(max(len(rows[i].hinted_prompts) for i in group)):
+            taught = [i for i in group if len(rows[i].hinted_prompts) > n]
+            by_base = self.config.teacher == "base"
+            teacher_NV = self._reply_logprobs([rows[i] for i in taught], totals, hint=n, base=by_base)
+            parts = torch.split(teacher_NV, [len(rows[i].reply_ids) for i in taught])
+            for i, teacher in zip(taught, parts, strict=True):
+                ids_N1 = torch.tensor(rows[i].reply_ids, device=teacher.device)[:, None]
+                top = teacher.topk(self.config.top_k, dim=-1)
+                readings[i].append(
+                    _Reading(
+                        sampled_N=teacher.gather(1, ids_N1)[:, 0],
+                        top_NK=top.indices,
+                        top_logprobs_NK=top.values,
+                        student_top_logprobs_NK=teacher.gather(1, student_tops[i]),
+                    )
+                )
+        return readings
+
+    def _choose_hint(self, row: Row, top_NK: Tensor, readings: Sequence[_Reading]) -> Tensor:
+        """[N] the number of a hinted prompt for every token of a row."""
+        overlaps_HN = torch.stack([overlap(top_NK, reading.top_NK) for reading in readings])
+        if self.config.hint_choice == "overlap_by_token":
+            return best_by_token(overlaps_HN)
+        live_N = torch.tensor(row.live, device=top_NK.device)
+        return torch.full_like(top_NK[:, 0], best_for_reply(overlaps_HN * live_N))
 
     def logits(self, sequences: Sequence[Sequence[int]], keep: Sequence[int], *, base: bool = False) -> Tensor:
         """[K, V] unscaled logits in float32 at chosen rows of packed sequences, with or without the adapter."""
@@ -232,15 +285,18 @@ class Trainer:
             return forward_packed(self.model, sequences, keep).float()
 
     def _reply_logprobs(
-        self, rows: Sequence[Row], totals: _Totals, *, hinted: bool = False, base: bool = False
+        self, rows: Sequence[Row], totals: _Totals, *, hint: int | None = None, base: bool = False
     ) -> Tensor:
-        """[N, V] log-probs at the reply positions of all rows, each at its own temperature."""
+        """[N, V] log-probs at the reply positions of all rows, each at its own temperature.
+
+        Args:
+            hint: after the hinted prompts of that number; None: after the prompts that were answered.
+        """
         sequences: list[list[int]] = []
         keep: list[int] = []
         start = 0
         for row in rows:
-            prompt = row.hinted_prompt_ids if hinted else row.prompt_ids
-            assert prompt is not None
+            prompt = row.prompt_ids if hint is None else row.hinted_prompts[hint]
             # The last reply token is predicted, never read.
             sequences.append([*prompt, *row.reply_ids[:-1]])
             keep.extend(range(start + len(prompt) - 1, start + len(sequences[-1])))
@@ -254,3 +310,10 @@ class Trainer:
     def _spread(rows: Sequence[Row], group: Sequence[int], per_row: Sequence[float], device: torch.device) -> Tensor:
         """One number a row becomes one number a reply token: [N]."""
         return torch.tensor([per_row[i] for i in group for _ in rows[i].reply_ids], device=device)
+
+
+def _chosen(hint_N: Tensor, readings: Sequence[_Reading]) -> _Reading:
+    """For each token, what the teacher makes of it after the hint it was given."""
+    at_N = torch.arange(len(hint_N), device=hint_N.device)
+    parts = {f.name: torch.stack([getattr(reading, f.name) for reading in readings]) for f in fields(_Reading)}
+    return _Reading(**{name: part[hint_N, at_N] for name, part in parts.items()})

@@ -13,10 +13,13 @@ from typing import Any
 
 from sqlalchemy import Connection, func, insert, select, update
 
-from nextstate.store.schema import events, policy_versions, samples, turns, updates
+from nextstate.store.schema import events, hints, policy_versions, samples, turns, updates
 from nextstate.store.store import AnyRow, note
 from nextstate.store.turns import leave_out, load_messages, load_tools, load_turn
 from nextstate.types import SkipReason, Turn, TurnState, VersionState
+
+MAX_HINTS = 3
+"""Candidates for one turn; the published method's number. Choosing by overlap reads every one of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +30,8 @@ class Sample:
     user: str
     reward: int
     """+1 or -1."""
-    hint: str | None
-    """What the teacher reads; None: no teacher for this turn."""
+    hints: tuple[str, ...]
+    """Candidates for what the teacher reads, most trusted first, each once; none: no teacher for this turn."""
     messages: tuple[Mapping[str, Any], ...]
     """The request's messages, into which the hint goes."""
     tools: tuple[Mapping[str, Any], ...] = ()
@@ -68,7 +71,7 @@ def load_update(db: Connection, update_id: int) -> RunningUpdate:
     """A running update with its samples, in turn order."""
     row = db.execute(select(updates).where(updates.c.update_id == update_id)).one()
     query = (
-        select(turns.c.turn_id, turns.c.user, turns.c.dialect, turns.c.tool_set, samples.c.reward, samples.c.hint)
+        select(turns.c.turn_id, turns.c.user, turns.c.dialect, turns.c.tool_set, samples.c.reward, samples.c.verdict_id)
         .join(samples)
         .where(turns.c.update_id == update_id, turns.c.state == TurnState.TRAINING)
         .order_by(turns.c.turn_id)
@@ -79,13 +82,19 @@ def load_update(db: Connection, update_id: int) -> RunningUpdate:
             user=r.user,
             reward=r.reward,
             # A raw prompt was not made of messages, so no hint can be put into it.
-            hint=None if r.dialect in ("completions", "generate") else r.hint,
+            hints=() if r.dialect in ("completions", "generate") else _hints(db, r.verdict_id),
             messages=load_messages(db, r.turn_id)[:-1],
             tools=load_tools(db, r.tool_set),
         )
         for r in db.execute(query)
     )
     return RunningUpdate(update_id=update_id, parent_version=row.parent_version, version=row.version, samples=found)
+
+
+def _hints(db: Connection, verdict_id: int) -> tuple[str, ...]:
+    """A verdict's hints, most trusted first, at most MAX_HINTS."""
+    query = select(hints.c.text).where(hints.c.verdict_id == verdict_id).order_by(hints.c.n).limit(MAX_HINTS)
+    return tuple(db.execute(query).scalars())
 
 
 def finish_update(db: Connection, update_id: int, *, artifact: str, metrics: Mapping[str, Any]) -> None:

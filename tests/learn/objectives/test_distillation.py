@@ -196,9 +196,7 @@ def test_the_values_are_those_that_trl_computes(kind: dict[str, Any], expected: 
 def test_the_forward_gradient_on_the_logits_is_the_difference_of_the_bins():
     # d/d logit_v = p_v - q_v in a bin of its own; the rest's difference, .1 - .2, is shared as p's mass is, .6 to .4
     logits = nats(0.7, 0.2, 0.06, 0.04)[None].requires_grad_()
-    topk_distillation(
-        logits.log_softmax(-1)[:, :2], nats(0.2, 0.6)[None], ONE, divergence="forward_kl"
-    ).backward()
+    topk_distillation(logits.log_softmax(-1)[:, :2], nats(0.2, 0.6)[None], ONE, divergence="forward_kl").backward()
     assert logits.grad[0].tolist() == pytest.approx([0.5, -0.4, -0.06, -0.04])
 
 

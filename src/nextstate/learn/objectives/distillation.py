@@ -9,11 +9,10 @@ A teacher identical to the student gives a loss and a gradient of exactly 0 in e
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
+from nextstate.config import Divergence
 from nextstate.learn.objectives.policy_gradient import clipped_surrogate, weighted_sum
 
 
@@ -82,9 +81,6 @@ def subset_distillation(
     shares_NK = old_NK.masked_fill(~in_subset_NK, -torch.inf).softmax(-1).nan_to_num(nan=0.0)
     loss_NK = clipped_surrogate(logprobs_NK, old_NK, shares_NK * gap_NK, clip_low=clip_low, clip_high=clip_high)
     return weighted_sum(loss_NK.sum(-1), torch.where(in_subset_NK.any(-1), weights_N, 0.0))
-
-
-Divergence = Literal["reverse_kl", "forward_kl", "jsd"]
 
 
 def topk_distillation(
