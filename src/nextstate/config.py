@@ -147,6 +147,11 @@ class LearnConfig(_Section):
     """C: bound on the teacher's log-prob gap, nats."""
     importance_cap: PositiveFloat = 2.0
     """Truncation of the importance weight between the version that sampled a token and the one being trained."""
+    max_log_ratio: PositiveFloat = 2.0
+    """A turn whose reply is on average this many nats a token more or less likely to the version being trained than to
+    the one that sampled it is left out: hardly any of its tokens is one that this version would have said."""
+    max_session_share: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Share of the largest update that one session may fill; its other turns wait for the next."""
     kl_weight: NonNegativeFloat = 0.05
     """beta: weight of the k3 estimate of the divergence from the base."""
     baseline_rate: Annotated[float, Field(gt=0, le=1)] = 0.1
@@ -165,6 +170,11 @@ class LearnConfig(_Section):
     def max_update_turns(self) -> int:
         """Most turns in one update: where turns have piled up, larger updates keep them from going stale."""
         return 2 * self.batch_turns
+
+    @property
+    def max_session_turns(self) -> int:
+        """Most turns of one session in one update. One at least, so that every turn's time comes."""
+        return max(1, int(self.max_session_share * self.max_update_turns))
 
     @model_validator(mode="after")
     def check(self) -> Self:

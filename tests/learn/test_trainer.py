@@ -275,3 +275,66 @@ def test_the_subset_is_whose_it_is_said_to_be(make_trainer: TrainerFactory, subs
             expected -= float((weights * (p[ids] - q[ids])).sum()) / 3  # at ratio 1 the loss is -sum A
     assert (sizes == {4}) == (subset != "intersection")
     assert trainer.update([sample], oldest_version=0)["distillation"] == pytest.approx(expected, rel=1e-4)
+
+
+# -- turns that the version in training would not have said -----------------------------------------------------------
+
+
+def moved(sample: Sample, *nats: float, turn_id: int = 2) -> Sample:
+    """The same turn, its tokens so much likelier to the weights of now than to its sampler."""
+    logprobs = tuple(lp - by for lp, by in zip(sample.turn.reply_logprobs, nats, strict=True))
+    return replace(sample, turn=replace(sample.turn, turn_id=turn_id, reply_logprobs=logprobs))
+
+
+@pytest.mark.parametrize(
+    ("nats", "is_off"),
+    [
+        ((2.1, 2.1, 2.1), True),
+        ((-2.1, -2.1, -2.1), True),
+        ((1.9, 1.9, 1.9), False),
+        ((9.0, 0.0, -8.0), False),  # a mean of 1/3: single tokens have their importance weight
+    ],
+)
+def test_a_turn_beyond_the_mean_log_ratio_is_named_and_counted(
+    make_trainer: TrainerFactory, nats: tuple[float, ...], is_off: bool
+):
+    trainer = make_trainer(max_log_ratio=2.0)
+    sample = a_sample(trainer)
+    metrics = trainer.update([sample, moved(sample, *nats)], oldest_version=0)
+    assert metrics["turns_off_policy"] == is_off
+    assert list(metrics["off_policy"]) == (["2"] if is_off else [])
+    if is_off:
+        assert metrics["off_policy"]["2"] == pytest.approx(sum(nats) / 3, abs=1e-5)
+
+
+def test_a_turn_beyond_the_mean_log_ratio_moves_nothing_and_touches_no_baseline(
+    make_trainer: TrainerFactory, monkeypatch: pytest.MonkeyPatch
+):
+    found = []
+    for reward, reply in ((1, (60, 61, 62)), (-1, (70, 71, 72))):
+        trainer = make_trainer(kl_weight=0.5)
+        shake(trainer)
+        kept = a_sample(trainer, hints=("a fox",))
+        off = moved(a_sample(trainer, reply=reply, reward=reward, user="v", hints=("be brief",)), 3.0, 3.0, 3.0)
+        found.append(gradient_of(trainer, [kept, off], monkeypatch))
+        assert trainer.baselines == pytest.approx({"u": -0.1})
+    assert found[0].abs().max().item() > 1e-4
+    assert (found[0] - found[1]).abs().max().item() < 1e-12
+
+
+def test_stale_tokens_have_no_say_in_whether_a_turn_is_off_policy(make_trainer: TrainerFactory):
+    trainer = make_trainer()
+    sample = moved(a_sample(trainer, reply_versions=(0, 1, 1)), 50.0, 0.0, 0.0)
+    assert trainer.update([sample], oldest_version=1)["turns_off_policy"] == 0
+
+
+def test_an_update_without_any_turn_left_does_not_move_on_momentum(make_trainer: TrainerFactory):
+    trainer = make_trainer()
+    sample = a_sample(trainer)
+    trainer.update([sample], oldest_version=0)
+    before = [p.detach().clone() for p in trainer.parameters]
+    baselines = trainer.baselines
+    off = moved(a_sample(trainer), 3.0, 3.0, 3.0)
+    assert trainer.update([off], oldest_version=0)["turns_off_policy"] == 1
+    assert all(torch.equal(p, b) for p, b in zip(trainer.parameters, before, strict=True))
+    assert trainer.baselines == baselines

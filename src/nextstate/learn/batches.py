@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from nextstate.chat.template import render_with_hint
@@ -78,6 +79,11 @@ def unfit(sample: Sample, *, oldest_version: int, max_tokens: int) -> tuple[Skip
         newest = max(turn.reply_versions)
         return SkipReason.TOO_STALE, f"Version {newest} answered it; versions before {oldest_version} are too old now."
     return None
+
+
+def mean_log_ratio(old: Sequence[float], sampled: Sequence[float], live: Sequence[bool]) -> float:
+    """Mean of old - sampled log-probs, nats, over live tokens: how far a reply is from what would be said now."""
+    return fmean(a - b for a, b, ok in zip(old, sampled, live, strict=True) if ok)
 
 
 def micro_batches(rows: Sequence[Row], *, max_tokens: int) -> list[list[int]]:

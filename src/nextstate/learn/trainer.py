@@ -28,7 +28,7 @@ from nextstate.engines.adapters import lora_config
 from nextstate.engines.model import LoadedModel
 from nextstate.engines.packed import forward_packed
 from nextstate.learn.baseline import advantages, updated
-from nextstate.learn.batches import Row, make_row, micro_batches, token_weights
+from nextstate.learn.batches import Row, make_row, mean_log_ratio, micro_batches, token_weights
 from nextstate.learn.hints import best_by_token, best_for_reply, overlap, shared
 from nextstate.learn.objectives.anchor import anchor_kl
 from nextstate.learn.objectives.distillation import (
@@ -54,6 +54,8 @@ class _Scored:
     """NaN without a teacher, and where a token is outside the subset."""
     hint_N: Tensor
     """Which of the row's hinted prompts the teacher read for each token; without a teacher, 0."""
+    log_ratio: float
+    """Mean nats a live token that the weights of the update's beginning give more than the sampler's gave."""
 
 
 @dataclass(slots=True)
@@ -101,6 +103,10 @@ class Trainer:
     def update(self, samples: Sequence[Sample], *, oldest_version: int) -> dict[str, Any]:
         """Train on samples, in place. Gives the loss terms and counts, for people and reports.
 
+        A turn that the weights disagree about with its sampler by more than learn.max_log_ratio takes no part and
+        touches no baseline; `off_policy` names it. That is known only when it has been scored, so its share of the
+        update is left empty, and the other turns weigh what they would have weighed beside it.
+
         Args:
             oldest_version: tokens of versions before it are too stale to learn from.
 
@@ -122,7 +128,9 @@ class Trainer:
         ]
         scored: dict[int, _Scored] = {}
         steps = [self._step(rows, scored) for _ in range(self.config.steps)]
-        self.baselines = updated(self.baselines, rewards, rate=self.config.baseline_rate)
+        off_policy = {i: seen.log_ratio for i, seen in sorted(scored.items()) if self._off_policy(seen)}
+        kept = [reward for i, reward in enumerate(rewards) if i not in off_policy]
+        self.baselines = updated(self.baselines, kept, rate=self.config.baseline_rate)
         seconds = time.monotonic() - started
         return {
             **steps[0],
@@ -131,6 +139,8 @@ class Trainer:
             "mean_reward": sum(reward for _, reward in rewards) / len(rewards),
             "reply_tokens": sum(len(row.reply_ids) for row in rows),
             "stale_tokens": sum(row.live.count(False) for row in rows),
+            "turns_off_policy": len(off_policy),
+            "off_policy": {str(samples[i].turn.turn_id): ratio for i, ratio in off_policy.items()},
             "hints_read": {
                 str(sample.turn.turn_id): sorted({row.hint_numbers[n] for n in scored[i].hint_N.tolist()})
                 for i, (sample, row) in enumerate(zip(samples, rows, strict=True))
@@ -152,7 +162,9 @@ class Trainer:
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm))
         if not math.isfinite(norm):
             raise FloatingPointError(f"the gradient's norm became {norm}; the update was given up")
-        self.optimizer.step()
+        # Without a turn the gradient is 0, and the optimiser's momentum would still move the weights.
+        if not all(self._off_policy(scored[i]) for i in range(len(rows))):
+            self.optimizer.step()
         return {**totals.terms, "grad_norm": norm, "tokens_computed": totals.tokens}
 
     def _loss(
@@ -174,7 +186,8 @@ class Trainer:
         ids_N = torch.tensor([t for i in group for t in rows[i].reply_ids], device=device)
         seen = [scored[i] for i in group]
         old_N = torch.cat([s.old_N for s in seen])
-        live_N = torch.tensor([ok for i in group for ok in rows[i].live], device=device, dtype=torch.float32)
+        live = [ok and not self._off_policy(scored[i]) for i in group for ok in rows[i].live]
+        live_N = torch.tensor(live, device=device, dtype=torch.float32)
         sampled_N = torch.tensor([lp for i in group for lp in rows[i].sampled_logprobs], device=device)
         importance_N = importance_weights(old_N, sampled_N, cap=config.importance_cap)
         turn_N = self._spread(rows, group, per_turn, device) * live_N
@@ -238,15 +251,20 @@ class Trainer:
                         top_NK, teacher_top_NK = reading.top_NK, reading.top_logprobs_NK
                     elif config.subset == "intersection":
                         teacher_top_NK = teacher_top_NK.masked_fill(~shared(top_NK, reading.top_NK), torch.nan)
+                old_N = old.gather(1, ids_N1)[:, 0]
                 scored[i] = _Scored(
-                    old_N=old.gather(1, ids_N1)[:, 0],
+                    old_N=old_N,
                     base_N=base.gather(1, ids_N1)[:, 0],
                     top_NK=top_NK,
                     old_top_NK=old.gather(1, top_NK),
                     teacher_N=teacher_N,
                     teacher_top_NK=teacher_top_NK,
                     hint_N=hint_N,
+                    log_ratio=mean_log_ratio(old_N.tolist(), rows[i].sampled_logprobs, rows[i].live),
                 )
+
+    def _off_policy(self, seen: _Scored) -> bool:
+        return abs(seen.log_ratio) > self.config.max_log_ratio
 
     def _read_hints(
         self, rows: Sequence[Row], group: Sequence[int], student_tops: Mapping[int, Tensor], totals: _Totals

@@ -53,15 +53,24 @@ def waiting_samples(db: Connection) -> tuple[int, float | None]:
     return count, oldest
 
 
-def start_update(db: Connection, *, limit: int) -> int:
-    """Take up to `limit` waiting samples, oldest first, into a new update on the serving version. Returns its id."""
+def start_update(db: Connection, *, limit: int, session_limit: int | None = None) -> int:
+    """Take up to `limit` waiting samples, oldest first, into a new update on the serving version. Returns its id.
+
+    Args:
+        session_limit: most of them that may be of one session; its others wait. One that goes round in circles would
+            fill a batch otherwise (W8). None: no such limit.
+    """
     parent = serving_version(db)
     highest = db.execute(select(func.max(policy_versions.c.version))).scalar_one()
     used = db.execute(select(func.max(updates.c.version))).scalar() or 0
     values = {"parent_version": parent, "version": max(highest, used) + 1, "state": "running"}
     made = insert(updates).values(started_at=time.time(), **values).returning(updates.c.update_id)
     update_id = int(db.execute(made).scalar_one())
-    ready = select(turns.c.turn_id).where(turns.c.state == TurnState.JUDGED).order_by(turns.c.turn_id).limit(limit)
+    nth = func.row_number().over(partition_by=turns.c.session_id, order_by=turns.c.turn_id).label("nth")
+    waiting = select(turns.c.turn_id, nth).where(turns.c.state == TurnState.JUDGED).subquery()
+    ready = select(waiting.c.turn_id).order_by(waiting.c.turn_id).limit(limit)
+    if session_limit is not None:
+        ready = ready.where(waiting.c.nth <= session_limit)
     take = update(turns).where(turns.c.turn_id.in_(ready.scalar_subquery()))
     db.execute(take.values(state=TurnState.TRAINING, update_id=update_id))
     return update_id
@@ -98,8 +107,13 @@ def _hints(db: Connection, verdict_id: int) -> tuple[str, ...]:
 
 
 def finish_update(db: Connection, update_id: int, *, artifact: str, metrics: Mapping[str, Any]) -> None:
-    """The artifact is on disk: its turns are trained, and its version is a candidate."""
+    """The artifact is on disk: its turns are trained, and its version is a candidate.
+
+    Args:
+        metrics: of `Trainer.update`; the turns that it names as off policy took no part, and are left out.
+    """
     now = time.time()
+    leave_out_off_policy(db, metrics.get("off_policy", {}))
     done = update(updates).where(updates.c.update_id == update_id, updates.c.state == "running")
     row = db.execute(
         done.values(state="done", finished_at=now, metrics=dict(metrics)).returning(
@@ -114,6 +128,18 @@ def finish_update(db: Connection, update_id: int, *, artifact: str, metrics: Map
     values = {"version": row.version, "parent_version": row.parent_version, "update_id": update_id}
     made = insert(policy_versions).values(artifact=artifact, state=VersionState.CANDIDATE, created_at=now, **values)
     db.execute(made)
+
+
+def leave_out_off_policy(db: Connection, log_ratios: Mapping[str, float]) -> None:
+    """Close turns that an update kept out.
+
+    Args:
+        log_ratios: by turn id, mean nats a token that the version in training gives more than the sampler's gave.
+    """
+    for turn_id, ratio in log_ratios.items():
+        than = f"{abs(ratio):.2f} nats {'more' if ratio > 0 else 'less'} likely"
+        why = f"To the version in training its tokens are on average {than} than when they were sampled."
+        leave_out(db, [int(turn_id)], SkipReason.OFF_POLICY, why)
 
 
 def abandon_update(db: Connection, update_id: int, error: str, *, state: str = "failed") -> None:
@@ -222,7 +248,8 @@ def reject(db: Connection, version: int, why: str, gate: Mapping[str, Any]) -> N
     row = db.execute(
         chosen.values(state=VersionState.REJECTED, gate={**gate, "why": why}).returning(policy_versions.c.update_id)
     ).one()
-    ids = list(db.execute(select(turns.c.turn_id).where(turns.c.update_id == row.update_id)).scalars())
+    trained = select(turns.c.turn_id).where(turns.c.update_id == row.update_id, turns.c.state == TurnState.TRAINED)
+    ids = list(db.execute(trained).scalars())
     leave_out(db, ids, SkipReason.VERSION_REJECTED, f"Version {version}, trained on it, was rejected: {why}")
     note(db, "rejected", version=version, why=why, **gate)
 
