@@ -127,8 +127,11 @@ class LearnConfig(_Section):
     """w_RL: weight of the binary reward."""
     teacher_weight: NonNegativeFloat = 1.0
     """w_OPD: weight of the hinted teacher."""
-    teacher: Literal["policy", "base"] = "policy"
-    """Who reads the hint: the policy itself, which builds on what it has learned, or the base, which bounds it."""
+    teacher: Literal["policy", "average", "base"] = "policy"
+    """Who reads the hint: the policy itself, which builds on what it has learned; a moving average of it, which one bad
+    update does not take along; or the base, which bounds it."""
+    average_rate: Annotated[float, Field(gt=0, le=1)] = 0.05
+    """Of the moving average: how far it goes towards the policy after each update."""
     hint_choice: HintChoice = "first"
     """Which of a turn's hints the teacher reads: the most trusted one; the one after which its top_k tokens are most
     often the policy's, over the reply or token by token (one teacher pass for each hint); any; the longest."""

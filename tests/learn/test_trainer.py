@@ -67,8 +67,8 @@ def test_a_teacher_that_reads_the_same_prompt_gives_exactly_no_gradient(
     assert gradient_of(trainer, [sample], monkeypatch).abs().max().item() == 0.0
 
 
-@pytest.mark.parametrize(("teacher", "is_zero"), [("base", False), ("policy", True)])
-def test_a_base_teacher_is_the_base_and_pulls_a_policy_back_that_has_moved(
+@pytest.mark.parametrize(("teacher", "is_zero"), [("base", False), ("average", False), ("policy", True)])
+def test_a_teacher_that_stayed_behind_pulls_a_policy_back_that_has_moved(
     make_trainer: TrainerFactory, monkeypatch: pytest.MonkeyPatch, teacher: str, is_zero: bool
 ):
     trainer = make_trainer(objective="distillation", kl_weight=0.0, distillation="topk", teacher=teacher)
@@ -338,3 +338,55 @@ def test_an_update_without_any_turn_left_does_not_move_on_momentum(make_trainer:
     assert trainer.update([off], oldest_version=0)["turns_off_policy"] == 1
     assert all(torch.equal(p, b) for p, b in zip(trainer.parameters, before, strict=True))
     assert trainer.baselines == baselines
+
+
+# -- the moving average as teacher ------------------------------------------------------------------------------------
+
+
+def test_the_average_goes_its_rate_of_the_way_after_each_update(make_trainer: TrainerFactory):
+    trainer = make_trainer(teacher="average", average_rate=0.25)
+    expected = [p.detach().clone() for p in trainer.parameters]
+    for _ in range(2):
+        trainer.update([a_sample(trainer, hints=("a fox",))], oldest_version=0)
+        expected = [0.75 * e + 0.25 * p.detach() for e, p in zip(expected, trainer.parameters, strict=True)]
+    found = list(trainer.average.values())
+    assert all(torch.allclose(f, e, rtol=0, atol=1e-7) for f, e in zip(found, expected, strict=True))
+    assert any((f - p).abs().max() > 1e-3 for f, p in zip(found, trainer.parameters, strict=True))
+
+
+def test_the_average_is_what_reads_the_hint_and_the_policy_stays_what_it_was(make_trainer: TrainerFactory):
+    options = {"objective": "distillation", "distillation": "sampled", "kl_weight": 0.0, "gap_clip": 100.0}
+    trainer = make_trainer(teacher="average", **options)
+    shake(trainer)
+    before = replies_after_hints(trainer, a_sample(trainer))[0]
+    trainer.average_anew()
+    shake(trainer, 0.3)
+    sample = a_sample(trainer, hints=HINTS[:1])
+    ids = torch.tensor(sample.turn.reply_ids)
+    gaps = before[torch.arange(3), ids] - torch.tensor(sample.turn.reply_logprobs)
+    trainer.optimizer.step = lambda: None
+    metrics = trainer.update([sample], oldest_version=0)
+    assert metrics["distillation"] == pytest.approx(-float(gaps.mean()), rel=1e-5)  # at ratio 1, minus the mean gap
+    assert a_sample(trainer).turn.reply_logprobs == sample.turn.reply_logprobs
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_average_that_is_the_policy_itself_teaches_as_the_policy_does(
+    make_trainer: TrainerFactory, monkeypatch: pytest.MonkeyPatch, form: dict[str, Any]
+):
+    found = []
+    for teacher in ("policy", "average"):
+        trainer = make_trainer(teacher=teacher, **form)
+        shake(trainer)
+        trainer.average_anew()
+        found.append(gradient_of(trainer, [a_sample(trainer, hints=HINTS)], monkeypatch))
+    assert found[0].abs().max().item() > 1e-4
+    assert torch.equal(*found)
+
+
+def test_starting_over_lets_the_average_begin_at_the_base(make_trainer: TrainerFactory):
+    trainer = make_trainer(teacher="average", average_rate=1.0)
+    untrained = [p.detach().clone() for p in trainer.parameters]
+    trainer.update([a_sample(trainer)], oldest_version=0)
+    trainer.start_over()
+    assert all(torch.equal(*pair) for pair in zip(trainer.average.values(), untrained, strict=True))

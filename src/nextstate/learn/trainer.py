@@ -6,16 +6,17 @@ For every micro-batch of turns, through the same packed forward pass that the en
     teacher   prompt with the hint + reply           -> log-probs to move towards       no gradient
     student   prompt + reply                         -> log-probs, and the loss         gradient
 
-The teacher is the policy as it stood when the update began, or the base. All three are scored on the sampled token
-ids, at the temperature they were sampled with.
+The teacher is the policy as it stood when the update began, a moving average of it, or the base. All three are scored
+on the sampled token ids, at the temperature they were sampled with. It reads one hinted prompt of a turn, or each in
+turn where it is to be the one that the student can best follow.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -92,6 +93,9 @@ class Trainer:
             self.parameters, lr=config.learning_rate, betas=(0.9, 0.98), weight_decay=0.0
         )
         self.baselines: dict[str, float] = {}
+        self.average: dict[str, Tensor] | None = None
+        """The moving average of `parameters`, by name and in their order; None unless the teacher is one."""
+        self.average_anew()
         self._untrained = {k: v.clone() for k, v in get_peft_model_state_dict(self.model).items()}
 
     def start_over(self) -> None:
@@ -99,6 +103,13 @@ class Trainer:
         set_peft_model_state_dict(self.model, self._untrained)
         self.optimizer.state.clear()
         self.baselines = {}
+        self.average_anew()
+
+    def average_anew(self) -> None:
+        """Let the moving average begin at the present weights."""
+        if self.config.teacher == "average":
+            named = ((name, p) for name, p in self.model.named_parameters() if p.requires_grad)
+            self.average = {name: parameter.detach().clone() for name, parameter in named}
 
     def update(self, samples: Sequence[Sample], *, oldest_version: int) -> dict[str, Any]:
         """Train on samples, in place. Gives the loss terms and counts, for people and reports.
@@ -131,6 +142,8 @@ class Trainer:
         off_policy = {i: seen.log_ratio for i, seen in sorted(scored.items()) if self._off_policy(seen)}
         kept = [reward for i, reward in enumerate(rewards) if i not in off_policy]
         self.baselines = updated(self.baselines, kept, rate=self.config.baseline_rate)
+        if kept:
+            self._move_average()
         seconds = time.monotonic() - started
         return {
             **steps[0],
@@ -148,6 +161,35 @@ class Trainer:
             },
             "seconds": round(seconds, 3),
         }
+
+    def _move_average(self) -> None:
+        """average += rate * (parameters - average).
+
+        Of the two factors of every adapter layer, as others keep it too: their product is not the average of the
+        products, and near enough where the factors move little within 1 / rate updates.
+        """
+        if self.average is not None:
+            for average, parameter in zip(self.average.values(), self.parameters, strict=True):
+                average.lerp_(parameter.detach(), self.config.average_rate)
+
+    @contextmanager
+    def _averaged(self) -> Iterator[None]:
+        """Within, forward passes without gradient compute with the moving average, where there is one.
+
+        The storages are swapped and not copied. A graph recorded before keeps the parameters themselves, which hold
+        their own values again when its backward pass runs.
+        """
+        if self.average is None:
+            yield
+            return
+        own = [parameter.data for parameter in self.parameters]
+        try:
+            for parameter, average in zip(self.parameters, self.average.values(), strict=True):
+                parameter.data = average
+            yield
+        finally:
+            for parameter, data in zip(self.parameters, own, strict=True):
+                parameter.data = data
 
     def _step(self, rows: Sequence[Row], scored: dict[int, _Scored]) -> dict[str, Any]:
         totals = _Totals()
@@ -274,7 +316,8 @@ class Trainer:
         for n in range(max(len(rows[i].hinted_prompts) for i in group)):
             taught = [i for i in group if len(rows[i].hinted_prompts) > n]
             by_base = self.config.teacher == "base"
-            teacher_NV = self._reply_logprobs([rows[i] for i in taught], totals, hint=n, base=by_base)
+            with self._averaged():
+                teacher_NV = self._reply_logprobs([rows[i] for i in taught], totals, hint=n, base=by_base)
             parts = torch.split(teacher_NV, [len(rows[i].reply_ids) for i in taught])
             for i, teacher in zip(taught, parts, strict=True):
                 ids_N1 = torch.tensor(rows[i].reply_ids, device=teacher.device)[:, None]
