@@ -157,8 +157,8 @@ class LearnConfig(_Section):
     """Share of the largest update that one session may fill; its other turns wait for the next."""
     kl_weight: NonNegativeFloat = 0.05
     """beta: weight of the k3 estimate of the divergence from the base."""
-    baseline_rate: Annotated[float, Field(gt=0, le=1)] = 0.1
-    """Rate of the running mean reward that is subtracted."""
+    baseline_rate: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """Rate of the running mean reward that is subtracted; at 0 rewards stay as they are."""
     lag_versions: NonNegativeInt = 4
     """Publishes a token may trail the version being trained; older tokens are masked."""
     max_turn_tokens: PositiveInt = 4096

@@ -57,10 +57,11 @@ FORMS: list[dict[str, Any]] = [
 def test_a_teacher_that_reads_the_same_prompt_gives_exactly_no_gradient(
     make_trainer: TrainerFactory, monkeypatch: pytest.MonkeyPatch, form: dict[str, Any]
 ):
-    # T5, through the whole trainer: teacher and student run in separate forward passes of one micro-batch.
+    # T5, through the whole trainer: teacher and student run in separate forward passes of one micro-batch. They are
+    # scored at one temperature, or this would not hold at any other than 1.
     trainer = make_trainer(objective="distillation", kl_weight=0.0, **form)
     shake(trainer)
-    sample = a_sample(trainer, hints=("be brief, please",))
+    sample = a_sample(trainer, hints=("be brief, please",), temperature=0.7)
     row = trainer_module.make_row(sample, -1.0, trainer.loaded.tokenizer, oldest_version=0, max_tokens=400)
     same = replace(row, hinted_prompts=(row.prompt_ids,), hint_numbers=(0,))
     monkeypatch.setattr(trainer_module, "make_row", lambda *_, **__: same)
@@ -300,7 +301,8 @@ def test_a_turn_beyond_the_mean_log_ratio_is_named_and_counted(
 ):
     trainer = make_trainer(max_log_ratio=2.0)
     sample = a_sample(trainer)
-    metrics = trainer.update([sample, moved(sample, *nats)], oldest_version=0)
+    metrics = trainer.update([sample, moved(replace(sample, reward=1), *nats)], oldest_version=0)
+    assert (metrics["turns"], metrics["mean_reward"]) == ((1, -1.0) if is_off else (2, 0.0))
     assert metrics["turns_off_policy"] == is_off
     assert list(metrics["off_policy"]) == (["2"] if is_off else [])
     if is_off:
@@ -382,6 +384,19 @@ def test_an_average_that_is_the_policy_itself_teaches_as_the_policy_does(
         found.append(gradient_of(trainer, [a_sample(trainer, hints=HINTS)], monkeypatch))
     assert found[0].abs().max().item() > 1e-4
     assert torch.equal(*found)
+
+
+def test_the_policy_has_its_own_weights_again_when_its_gradient_is_computed(
+    make_trainer: TrainerFactory, monkeypatch: pytest.MonkeyPatch
+):
+    # An average that never moved is the base, and the base teaches without touching the policy's weights.
+    found = []
+    for teacher in ("base", "average"):
+        trainer = make_trainer(teacher=teacher, objective="distillation", kl_weight=0.0)
+        shake(trainer, 0.3)
+        found.append(gradient_of(trainer, [a_sample(trainer, hints=HINTS)], monkeypatch))
+    assert found[0].abs().max().item() > 1e-3
+    assert (found[0] - found[1]).abs().max().item() < 1e-12
 
 
 def test_starting_over_lets_the_average_begin_at_the_base(make_trainer: TrainerFactory):

@@ -140,16 +140,16 @@ class Trainer:
         scored: dict[int, _Scored] = {}
         steps = [self._step(rows, scored) for _ in range(self.config.steps)]
         off_policy = {i: seen.log_ratio for i, seen in sorted(scored.items()) if self._off_policy(seen)}
-        kept = [reward for i, reward in enumerate(rewards) if i not in off_policy]
-        self.baselines = updated(self.baselines, kept, rate=self.config.baseline_rate)
+        kept = [i for i in range(len(rows)) if i not in off_policy]
+        self.baselines = updated(self.baselines, [rewards[i] for i in kept], rate=self.config.baseline_rate)
         if kept:
             self._move_average()
         seconds = time.monotonic() - started
         return {
             **steps[0],
-            "turns": len(rows),
-            "turns_with_teacher": sum(bool(row.hinted_prompts) for row in rows),
-            "mean_reward": sum(reward for _, reward in rewards) / len(rewards),
+            "turns": len(kept),
+            "turns_with_teacher": sum(bool(rows[i].hinted_prompts) for i in kept),
+            "mean_reward": sum(rewards[i][1] for i in kept) / len(kept) if kept else None,
             "reply_tokens": sum(len(row.reply_ids) for row in rows),
             "stale_tokens": sum(row.live.count(False) for row in rows),
             "turns_off_policy": len(off_policy),

@@ -90,6 +90,13 @@ def test_the_gradient_agrees_with_finite_differences():
     assert torch.autograd.gradcheck(lambda x: subset_distillation(x, old, teacher, ONE, gap_clip=1.0), now)
 
 
+def test_the_gradient_on_sampled_tokens_agrees_with_finite_differences():
+    old, teacher = nats(0.6, 0.3, 0.2), nats(0.3, 0.5, 0.1)
+    now = nats(0.58, 0.31, 0.3).requires_grad_()  # the last one should fall, and is not held by the clip
+    weights = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    assert torch.autograd.gradcheck(lambda x: sampled_distillation(x, old, teacher, weights, gap_clip=1.0), now)
+
+
 def test_splitting_a_batch_changes_nothing():
     torch.manual_seed(0)
     now, old, teacher = (torch.randn(6, 3, dtype=torch.float64) for _ in range(3))
@@ -103,6 +110,12 @@ def test_splitting_a_batch_changes_nothing():
 
 
 # -- the teacher's top K and the rest ---------------------------------------------------------------------------------
+
+
+def test_the_oracle_of_the_divergence_over_three_bins_is_met():
+    # T2: p (.6, .3 | .1), q (.5, .2 | .3): .6 ln 1.2 + .3 ln 1.5 + .1 ln(1/3) = .109393 + .121640 - .109861
+    loss = topk_distillation(nats(0.6, 0.3)[None], nats(0.5, 0.2)[None], ONE)
+    assert loss.item() == pytest.approx(0.1211712, abs=1e-7)
 
 
 def test_the_divergence_over_three_bins_is_what_it_is_by_hand():
