@@ -215,6 +215,23 @@ def test_the_teacher_reads_the_hint_after_which_its_tokens_are_most_often_the_st
     assert metrics["hints_read"] == {"1": [best]}
 
 
+def test_stale_tokens_have_no_say_in_the_choice(make_trainer: TrainerFactory):
+    trainer = make_trainer(objective="distillation", hint_choice="overlap", top_k=8)
+    trainer.optimizer.step = lambda: None
+    shake(trainer, 0.5)
+    sample = a_sample(trainer, hints=HINTS)
+    student = plain_reply(trainer, sample)
+    overlaps = [common(student, teacher, 8) for teacher in replies_after_hints(trainer, sample)]
+    by_length = sorted(range(3), key=lambda n: len(HINTS[n]))
+    chosen = set()
+    for live in ((1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 1)):
+        best = max(by_length, key=lambda n: sum(o * ok for o, ok in zip(overlaps[n], live, strict=True)))
+        some_stale = replace(sample, turn=replace(sample.turn, reply_versions=live))
+        assert trainer.update([some_stale], oldest_version=1)["hints_read"] == {"1": [best]}
+        chosen.add(best)
+    assert len(chosen) > 1
+
+
 def test_by_token_each_is_corrected_by_its_own_hint(make_trainer: TrainerFactory):
     trainer = make_trainer(
         objective="distillation", hint_choice="overlap_by_token", top_k=8, kl_weight=0.0, distillation="topk"

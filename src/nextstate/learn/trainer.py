@@ -176,8 +176,8 @@ class Trainer:
     def _averaged(self) -> Iterator[None]:
         """Within, forward passes without gradient compute with the moving average, where there is one.
 
-        The storages are swapped and not copied. A graph recorded before keeps the parameters themselves, which hold
-        their own values again when its backward pass runs.
+        Storages are swapped and nothing is written into one, so that a graph recorded before keeps the values that it
+        was computed with.
         """
         if self.average is None:
             yield
