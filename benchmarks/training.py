@@ -39,8 +39,9 @@ from nextstate.report.stats import quantile
 SIDES = ("ours", "padded")
 LENGTHS = ("equal", "spread")
 TURNS = 16
-LEARN = LearnConfig(distillation="subset", top_k=4)
-"""Both sides compute the same loss; with the published hybrid's subset, the padded side is short enough to read."""
+LEARN = LearnConfig(distillation="subset", top_k=4, max_log_ratio=100)
+"""Both sides compute the same loss; with the published hybrid's subset, the padded side is short enough to read. No
+turn is kept out for the log-probs that were made up for it."""
 HINT = "Answer in one short sentence, please."
 PADDED_TURNS = 2
 """Turns a batch of the padded side: two of 300 tokens are about what `learn.micro_batch_tokens` holds."""
