@@ -70,12 +70,14 @@ def test_a_lone_turn_is_trained_after_the_longest_wait(
 
 
 def test_a_killed_update_whose_version_is_on_disk_is_finished(store: Store, trainer: Trainer, config: Config):
-    turn_id = judged_turn(store)
+    turn_id, far = judged_turn(store), judged_turn(store)
     update_id = store.write_now(learning.start_update, limit=8)
-    checkpoint.save(trainer, config.versions_dir, 1, probe={}, metrics={"turns": 1})
+    metrics = {"turns": 1, "off_policy": {str(far): 3.0}}
+    checkpoint.save(trainer, config.versions_dir, 1, probe={}, metrics=metrics)
     process.recover(store, config)
     assert store.read_now(learning.running_updates) == []
     assert state_of(store, turn_id) == (TurnState.TRAINED, None)
+    assert state_of(store, far) == (TurnState.LEFT_OUT, SkipReason.OFF_POLICY)
     assert store.read_now(learning.candidate).update_id == update_id
 
 
