@@ -317,6 +317,7 @@ class SkipReason(StrEnum):
     QUARANTINED = "quarantined"
     JUDGE_GAVE_UP = "judge_gave_up"
     TOO_STALE = "too_stale"
+    OFF_POLICY = "off_policy"
     UPDATE_FAILED = "update_failed"
     VERSION_REJECTED = "version_rejected"
 
