@@ -193,6 +193,25 @@ class GateConfig(_Section):
     """Largest log-prob difference between trainer and engine on the probe, nats; None: 1e-3 in float32, else 0.5."""
     max_divergence: PositiveFloat = 1.0
     """Mean divergence from the base on the probe, nats a token, beyond which a version does not serve."""
+    max_perplexity_ratio: PositiveFloat = 1.5
+    """Perplexity on a small fixed set of plain texts over the base's, beyond which a version does not serve."""
+    hold_out_every: NonNegativeInt = 10
+    """One signed turn in so many is kept out of training, to see what a version makes of it; 0: none."""
+    max_held_out: PositiveInt = 16
+    """Newest of them that are measured after each update."""
+    min_held_out: PositiveInt = 8
+    """With fewer, that version and parent have both measured, nothing is said about preference."""
+    max_preference_fall: PositiveFloat = 0.5
+    """How far the margin of good held-out answers over bad ones may fall below the parent's, nats a token."""
+
+
+class WatchConfig(_Section):
+    enabled: bool = True
+    """Go back by itself when a version is found worse than what served before it."""
+    alpha: Annotated[float, Field(gt=0, lt=1)] = 0.01
+    """Chance that a version which is not worse is taken back all the same, however long it is watched."""
+    min_turns: PositiveInt = 10
+    """Signed verdicts that a version and what served before it must both have before anything is decided."""
 
 
 class Config(BaseSettings):
@@ -214,6 +233,7 @@ class Config(BaseSettings):
     judge: JudgeConfig = JudgeConfig()
     learn: LearnConfig = LearnConfig()
     gate: GateConfig = GateConfig()
+    watch: WatchConfig = WatchConfig()
 
     @property
     def database_url(self) -> str:

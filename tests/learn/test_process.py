@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -20,7 +21,7 @@ from nextstate.recipes.personal import make_engine
 from nextstate.store import learning, status
 from nextstate.store.store import Store, note
 from nextstate.store.turns import Placement
-from nextstate.types import SkipReason, TurnState
+from nextstate.types import SkipReason, TurnState, Vote
 from tests.rows import judged_turn, new_turn
 
 
@@ -227,3 +228,35 @@ async def test_at_start_a_damaged_version_makes_way_for_the_one_before(store: St
     assert engine.version == 1
     assert store.read_now(learning.serving_version) == 1
     assert "cannot be read" in store.read_now(learning.version_row, 2).gate["why"]
+
+
+def test_an_update_is_measured_on_turns_kept_out_of_it_against_its_parent(
+    store: Store, trainer: Trainer, config: Config, monkeypatch: pytest.MonkeyPatch
+):
+    eager = config.gate.model_copy(update={"hold_out_every": 2, "min_held_out": 2})
+    config = config.model_copy(update={"gate": eager})
+    probes = []
+    for _ in range(2):
+        for vote in (Vote.GOOD, Vote.BAD, Vote.GOOD, Vote.BAD):
+            judged_turn(store, vote)
+        alive = iter([1, 1, 1, 0])
+        monkeypatch.setattr(os, "getppid", lambda alive=alive: next(alive))
+        process.learn_loop(store, trainer, config, parent_pid=1)
+        row = store.read_now(learning.candidate)
+        probes.append(json.loads((config.data / row.artifact / checkpoint.PROBE_FILE).read_text()))
+        store.write_now(learning.promote, row.version, {})
+    first, second = probes
+    assert len(first["held_out"]) == 2
+    assert first["preference_shift"] is None  # the base was never measured
+    assert len(second["held_out"]) == 4
+    [(good, _), (bad, _)] = sorted(
+        ((id, reward) for id, reward in held_rewards(store).items() if id in first["held_out"]), key=lambda one: -one[1]
+    )
+    moved = {id: second["held_out"][id] - first["held_out"][id] for id in (good, bad)}
+    assert second["preference_shift"] == pytest.approx(moved[good] - moved[bad])
+    assert second["perplexity_ratio"] > 0
+
+
+def held_rewards(store: Store) -> dict[str, int]:
+    found = store.read_now(learning.held_out_turns, limit=100, max_tokens=1000)
+    return {str(turn.turn_id): reward for turn, reward in found}

@@ -97,6 +97,15 @@ def _restore_average(trainer: Trainer, folder: Path) -> None:
         tensor.copy_(saved[name])
 
 
+def held_out_scores(folder: Path) -> dict[str, float]:
+    """What a version made of held-out turns, by turn id; empty for the base, which was never measured."""
+    try:
+        found: dict[str, float] = json.loads((folder / PROBE_FILE).read_text()).get("held_out", {})
+    except FileNotFoundError:
+        return {}
+    return found
+
+
 def remove_leftovers(versions: Path) -> None:
     """Folders that a crash left half-written."""
     for part in versions.glob("*.part"):

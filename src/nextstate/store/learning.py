@@ -53,6 +53,33 @@ def waiting_samples(db: Connection) -> tuple[int, float | None]:
     return count, oldest
 
 
+def hold_out(db: Connection, *, every: int) -> int:
+    """Keep one signed turn in `every` out of training: of those that wait, the oldest. Returns how many it was now.
+
+    Counted over all there ever were, so that a crash or another trainer changes nothing.
+    """
+    signed = db.execute(select(func.count()).select_from(samples)).scalar_one()
+    held = db.execute(select(func.count()).where(turns.c.reason == SkipReason.HELD_OUT)).scalar_one()
+    due = max(0, signed // every - held)
+    waiting = select(turns.c.turn_id).where(turns.c.state == TurnState.JUDGED).order_by(turns.c.turn_id).limit(due)
+    ids = list(db.execute(waiting).scalars())
+    leave_out(db, ids, SkipReason.HELD_OUT, "It is kept to measure new versions by.")
+    return len(ids)
+
+
+def held_out_turns(db: Connection, *, limit: int, max_tokens: int) -> list[tuple[Turn, int]]:
+    """The newest turns kept out of training, each with its reward.
+
+    Args:
+        max_tokens: longer ones are passed over.
+    """
+    tokens = turns.c.prompt_tokens + turns.c.reply_tokens
+    query = select(turns.c.turn_id, samples.c.reward).join(samples)
+    query = query.where(turns.c.reason == SkipReason.HELD_OUT, tokens <= max_tokens)
+    rows = db.execute(query.order_by(turns.c.turn_id.desc()).limit(limit))
+    return [(load_turn(db, row.turn_id), int(row.reward)) for row in rows]
+
+
 def start_update(db: Connection, *, limit: int, session_limit: int | None = None) -> int:
     """Take up to `limit` waiting samples, oldest first, into a new update on the serving version. Returns its id.
 
@@ -204,9 +231,10 @@ def version_row(db: Connection, version: int) -> AnyRow:
 
 
 def promote(db: Connection, version: int, gate: Mapping[str, Any]) -> None:
-    """A candidate serves; the one before it retires."""
+    """A candidate serves; the one before it retires, or is rolled back if the watch took it back."""
+    state = VersionState.ROLLED_BACK if goes_back(db) else VersionState.RETIRED
     serving = update(policy_versions).where(policy_versions.c.state == VersionState.SERVING)
-    db.execute(serving.values(state=VersionState.RETIRED))
+    db.execute(serving.values(state=state))
     chosen = update(policy_versions).where(policy_versions.c.version == version)
     db.execute(chosen.values(state=VersionState.SERVING, served_at=time.time(), gate=dict(gate)))
     note(db, "promoted", version=version, **gate)
@@ -234,6 +262,8 @@ def roll_back(db: Connection, version: int | None) -> int:
     row = db.execute(select(policy_versions).where(policy_versions.c.version == wanted)).first()
     if row is None:
         raise LookupError(f"there is no version {wanted}")
+    if row.state == VersionState.ROLLED_BACK:
+        raise LookupError(f"the watch took version {wanted} back: {row.gate['why']}")
     if row.state != VersionState.RETIRED:
         raise LookupError(f"version {wanted} is {row.state}; only one that has served before can be gone back to")
     asked = update(policy_versions).where(policy_versions.c.version == wanted)
@@ -242,16 +272,83 @@ def roll_back(db: Connection, version: int | None) -> int:
     return int(wanted)
 
 
+def take_back(db: Connection, version: int, why: str, evidence: Mapping[str, Any]) -> int:
+    """The watch's decision: a version on the serving line, and all that was built on it there, never serves again.
+
+    Their turns are left out with that reason, and the version before them is asked to serve. Until it does, the bad one
+    goes on.
+
+    Returns the version asked for.
+
+    Raises:
+        LookupError: another version waits for the gate; nothing has changed.
+    """
+    if (waiting := candidate(db)) is not None:
+        raise LookupError(f"version {waiting.version} waits for the gate")
+    bad: list[AnyRow] = []
+    while not bad or bad[-1].version != version:
+        bad.append(version_row(db, bad[-1].parent_version if bad else serving_version(db)))
+    for row in bad:
+        # The one that serves has to stay that until another can; `promote` then changes its state.
+        state = row.state if row.state == VersionState.SERVING else VersionState.ROLLED_BACK
+        values = {"state": state, "gate": {**(row.gate or {}), "why": why, "watch": dict(evidence)}}
+        db.execute(update(policy_versions).where(policy_versions.c.version == row.version).values(values))
+        _leave_out_trained(db, row.update_id, f"Version {row.version}, trained on it, was rolled back: {why}.")
+    numbers = sorted(row.version for row in bad)
+    note(db, "watch_rolled_back", version=version, versions=numbers, why=why, evidence=dict(evidence))
+    back_to = go_back(db)
+    assert back_to is not None, "there is no candidate"
+    return back_to
+
+
+def goes_back(db: Connection) -> bool:
+    """Whether the version that serves was taken back, and only serves until another can."""
+    serving = select(policy_versions.c.gate).where(policy_versions.c.state == VersionState.SERVING)
+    return "watch" in (db.execute(serving).scalar() or {})
+
+
+def go_back(db: Connection) -> int | None:
+    """Ask the newest version before those taken back to serve, unless one waits for the gate. Returns it.
+
+    Asked again when the gate finds that one damaged: then it is the one before.
+    """
+    if candidate(db) is not None:
+        return None
+    row = version_row(db, serving_version(db))
+    while row.state != VersionState.RETIRED:
+        row = version_row(db, row.parent_version)
+    return roll_back(db, row.version)
+
+
+def give_back(db: Connection, version: int) -> None:
+    """A candidate whose parent has gone in the meantime never serves: its turns wait for an update on what serves."""
+    why = f"version {version_row(db, version).parent_version}, on which it was built, no longer serves"
+    chosen = update(policy_versions).where(policy_versions.c.version == version)
+    row = db.execute(
+        chosen.values(state=VersionState.REJECTED, gate={"why": why}).returning(policy_versions.c.update_id)
+    ).one()
+    ids = list(db.execute(select(turns.c.turn_id).where(turns.c.update_id == row.update_id)).scalars())
+    over = update(updates).where(updates.c.update_id == row.update_id)
+    db.execute(over.values(state="superseded", error=why, turn_ids=ids))
+    back = update(turns).where(turns.c.update_id == row.update_id, turns.c.state == TurnState.TRAINED)
+    db.execute(back.values(state=TurnState.JUDGED, update_id=None))
+    note(db, "rejected", version=version, why=why)
+
+
 def reject(db: Connection, version: int, why: str, gate: Mapping[str, Any]) -> None:
     """A candidate never serves; its turns are left out with that reason."""
     chosen = update(policy_versions).where(policy_versions.c.version == version)
     row = db.execute(
         chosen.values(state=VersionState.REJECTED, gate={**gate, "why": why}).returning(policy_versions.c.update_id)
     ).one()
-    trained = select(turns.c.turn_id).where(turns.c.update_id == row.update_id, turns.c.state == TurnState.TRAINED)
-    ids = list(db.execute(trained).scalars())
-    leave_out(db, ids, SkipReason.VERSION_REJECTED, f"Version {version}, trained on it, was rejected: {why}")
+    _leave_out_trained(db, row.update_id, f"Version {version}, trained on it, was rejected: {why}")
     note(db, "rejected", version=version, why=why, **gate)
+
+
+def _leave_out_trained(db: Connection, update_id: int, detail: str) -> None:
+    """What an update trained comes to nothing; a turn that it left out keeps its own reason."""
+    trained = select(turns.c.turn_id).where(turns.c.update_id == update_id, turns.c.state == TurnState.TRAINED)
+    leave_out(db, list(db.execute(trained).scalars()), SkipReason.VERSION_REJECTED, detail)
 
 
 def list_versions(db: Connection) -> list[AnyRow]:

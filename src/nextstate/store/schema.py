@@ -193,6 +193,7 @@ updates = Table(
     Column("update_id", Integer, primary_key=True),
     Column("parent_version", Integer, nullable=False),
     Column("version", Integer, nullable=False, comment="the version it makes"),
+    # Comments may change, migrations may not: superseded came later, see give_back.
     Column("state", Text, nullable=False, comment="running, done, failed, interrupted or empty; see abandon_update"),
     Column("started_at", Float, nullable=False),
     Column("finished_at", Float),
