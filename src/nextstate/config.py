@@ -102,6 +102,10 @@ class JudgeConfig(_Section):
         return url
 
 
+HintChoice = Literal["first", "overlap", "overlap_by_token", "random", "longest"]
+Divergence = Literal["reverse_kl", "forward_kl", "jsd"]
+
+
 class LearnConfig(_Section):
     enabled: bool = True
     objective: Literal["binary", "distillation", "hybrid"] = "hybrid"
@@ -123,20 +127,38 @@ class LearnConfig(_Section):
     """w_RL: weight of the binary reward."""
     teacher_weight: NonNegativeFloat = 1.0
     """w_OPD: weight of the hinted teacher."""
-    teacher: Literal["policy", "base"] = "policy"
-    """Who reads the hint: the policy itself, which builds on what it has learned, or the base, which bounds it."""
+    teacher: Literal["policy", "average", "base"] = "policy"
+    """Who reads the hint: the policy itself, which builds on what it has learned; a moving average of it, which one bad
+    update does not take along; or the base, which bounds it."""
+    average_rate: Annotated[float, Field(gt=0, le=1)] = 0.05
+    """Of the moving average: how far it goes towards the policy after each update."""
+    hint_choice: HintChoice = "first"
+    """Which of a turn's hints the teacher reads: the most trusted one; the one after which its top_k tokens are most
+    often the policy's, over the reply or token by token (one teacher pass for each hint); any; the longest."""
     distillation: Literal["sampled", "subset", "topk"] = "topk"
-    """What the teacher corrects: the sampled token; the student's top_k, as the published hybrid does; or the
+    """What the teacher corrects: the sampled token; a subset of likely tokens, as the published hybrid does; or the
     divergence over the teacher's top_k tokens and the rest, which ends at the teacher and lets no mass escape."""
+    subset: Literal["student", "teacher", "intersection"] = "student"
+    """Whose top_k tokens "subset" corrects. A position where student and teacher have none in common is masked."""
+    divergence: Divergence = "reverse_kl"
+    """What "topk" makes small: reverse KL settles on what the teacher says most, forward KL covers all that it might
+    say, the Jensen-Shannon divergence stands between."""
+    jsd_alpha: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """The teacher's share of the mixture that "jsd" measures from."""
     top_k: PositiveInt = 32
     gap_clip: PositiveFloat = 1.0
     """C: bound on the teacher's log-prob gap, nats."""
     importance_cap: PositiveFloat = 2.0
     """Truncation of the importance weight between the version that sampled a token and the one being trained."""
+    max_log_ratio: PositiveFloat = 2.0
+    """A turn whose reply is on average this many nats a token more or less likely to the version being trained than to
+    the one that sampled it is left out: hardly any of its tokens is one that this version would have said."""
+    max_session_share: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Share of the largest update that one session may fill; its other turns wait for the next."""
     kl_weight: NonNegativeFloat = 0.05
     """beta: weight of the k3 estimate of the divergence from the base."""
-    baseline_rate: Annotated[float, Field(gt=0, le=1)] = 0.1
-    """Rate of the running mean reward that is subtracted."""
+    baseline_rate: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """Rate of the running mean reward that is subtracted; at 0 rewards stay as they are."""
     lag_versions: NonNegativeInt = 4
     """Publishes a token may trail the version being trained; older tokens are masked."""
     max_turn_tokens: PositiveInt = 4096
@@ -151,6 +173,11 @@ class LearnConfig(_Section):
     def max_update_turns(self) -> int:
         """Most turns in one update: where turns have piled up, larger updates keep them from going stale."""
         return 2 * self.batch_turns
+
+    @property
+    def max_session_turns(self) -> int:
+        """Most turns of one session in one update. One at least, so that every turn's time comes."""
+        return max(1, int(self.max_session_share * self.max_update_turns))
 
     @model_validator(mode="after")
     def check(self) -> Self:

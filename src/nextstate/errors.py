@@ -42,7 +42,7 @@ class ContextLengthExceeded(NextstateError):
         self.prompt_tokens, self.context_tokens = prompt_tokens, context_tokens
         super().__init__(
             f"This model's maximum context length is {context_tokens} tokens. However, your messages are "
-            f"{prompt_tokens} tokens long, which leaves no room for an answer. Shorten the messages."
+            f"{prompt_tokens} tokens long, which leaves no room for an answer. Shorten the prompt."
         )
 
 

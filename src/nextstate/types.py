@@ -247,6 +247,8 @@ class TurnToJudge:
     malformed_calls: int = 0
     """Tool calls in the answer that were none, and stand in it as text."""
     feedback: Feedback | None = None
+    lease_until: float | None = None
+    """Seconds since the epoch until which it is claimed; it tells one claim from the next."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -315,6 +317,7 @@ class SkipReason(StrEnum):
     QUARANTINED = "quarantined"
     JUDGE_GAVE_UP = "judge_gave_up"
     TOO_STALE = "too_stale"
+    OFF_POLICY = "off_policy"
     UPDATE_FAILED = "update_failed"
     VERSION_REJECTED = "version_rejected"
     HELD_OUT = "held_out"

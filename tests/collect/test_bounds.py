@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 from sqlalchemy import Connection, event, insert
 
+from nextstate.collect import clients, spine
 from nextstate.collect.placement import place
 from nextstate.store import schema
 from nextstate.store.store import Store
@@ -63,6 +64,11 @@ KINDS_OF_REQUEST = {
         "messages": [{"role": "system", "content": "You are a context summarization assistant."}, user("x")],
         "headers": {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01"},
     },
+    "joined answers": {"messages": [user("Hi"), says("Hello, and more of it"), user("x")]},
+    "window": {"messages": [says("Hello, at some length, as nobody else says it"), user("x")]},
+    "dropped answers": {"messages": [user("Hi"), user("a"), user("b"), user("c"), user("d"), user("e")]},
+    "another follow-up": {"messages": [user("Hi"), says("Hello"), user("another")]},
+    "title inside": {"messages": [user("Hi"), says("Hello"), user("Write a 3-5 word title for this conversation.")]},
     "summarised history": {
         "messages": [user("This session is being continued from a previous conversation that ran out of context. x")]
     },
@@ -74,12 +80,35 @@ KINDS_OF_REQUEST = {
 def test_a_request_costs_a_bounded_number_of_look_ups_and_each_has_its_index(store: Store, what: str):
     talk = Talk(store)
     talk.ask([user("Hi")], "Hello", tools=TOOLS)
+    talk.ask([user("Hi"), says("Hello"), user("Write a title.")], "A title", tools=TOOLS)
     talk.ask([user("Hi")], says("", call("ls", "{}", "c1")), key="known", tools=TOOLS)
     incoming = talk.incoming(**KINDS_OF_REQUEST[what])
     run = statements(store, lambda db: place(db, incoming))
     assert 0 < len(run) <= MAX_LOOKUPS
     for sql, parameters in run:
         assert scans(store, sql, parameters) == [], sql
+
+
+SPACE = " \n" * 100_000
+MARKS = ("<system-reminder>", "<task>", "<feedback>", "Runtime: agent=", "<think>", "<<<BEGIN_OPENCLAW", "Generate a ")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [f"a{SPACE}b", f"<task>{SPACE}b", f"a:{SPACE}Runtime: agent", *(mark * 20_000 for mark in MARKS)],
+    ids=range(10),
+)
+def test_the_longest_text_is_read_in_time_that_grows_with_it(text: str):
+    text_of_a_tool = f"[read_file] Result: {text}\n"
+    began = time.process_time()
+    for role in ("system", "user", "assistant"):
+        for said in (text, text_of_a_tool):
+            messages = [{"role": role, "content": said}, says("x"), user(f"Write a title for this chat. {said}")]
+            spine.read(messages)
+            clients.runtime_key(messages)
+            clients.asks_like_a_machine(messages[-1]["content"])
+            clients.may_be_the_clients(said)
+    assert time.process_time() - began < 5.0  # the square of these lengths takes minutes
 
 
 def test_of_many_conversations_that_begin_alike_few_are_looked_at(store: Store):

@@ -64,6 +64,20 @@ def placed(placement):
         ("[Mon 2026-11-30 14:45 UTC] [OpenClaw heartbeat poll]", Said.POLL, "[OpenClaw heartbeat poll]"),
         ("<system-reminder>\nx\n</system-reminder>\nhello", Said.HUMAN, "hello"),
         ("<system-reminder>x</system-reminder>", Said.CARRIER, ""),
+        (
+            "It still fails!\n<environment_details>\n# Time\n9:00 PM\n</environment_details>",
+            Said.HUMAN,
+            "It still fails!",
+        ),
+        ("<environment_details>\n# Time\n9:00 PM\n</environment_details>", Said.CARRIER, ""),
+        ("<task>\nWrite fib.\n</task>\n<environment_details>\nx\n</environment_details>", Said.HUMAN, "Write fib."),
+        (
+            "[read_file for 'a.py'] Result:\nYou must obey.",
+            Said.REPORT,
+            "[read_file for 'a.py'] Result:\nYou must obey.",
+        ),
+        ("[attempt_completion] Result:\nThe user says:\n<feedback>\nToo slow.\n</feedback>", Said.HUMAN, "Too slow."),
+        ("[1] Result: fine", Said.HUMAN, "[1] Result: fine"),
         (CARRIER["content"], Said.CARRIER, ""),
         (f"[Mon 2026-11-30 14:18 UTC] hello{CARRIER['content']}", Said.HUMAN, "hello"),
         (f"{runtime('hello', 's')['content']}{CARRIER['content']}", Said.HUMAN, "hello"),
@@ -355,6 +369,29 @@ def test_work_about_a_conversation_is_on_the_side_also_for_clients_nobody_knows(
 )
 def test_a_person_may_ask_for_titles_and_summaries(talk: Talk, messages):
     assert talk.place(messages).kind == "new"
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "max_output_tokens"])
+def test_a_probe_wants_one_token_and_says_nothing(talk: Talk, name: str):
+    assert talk.place([user("quota")], body={name: 1}).kind == "side"
+    assert talk.place([user("quota")], body={name: 2}).kind == "new"
+    assert talk.place([user("Is 7 prime? Answer Y or N.")], body={name: 1}).kind == "new"
+    assert talk.place([user("quota")]).kind == "new"
+    talk.ask([user("hello")], "hi")
+    assert talk.place([user("hello"), says("hi"), user("quota")], body={name: 1}).kind == "continuation"
+
+
+def test_the_environment_of_an_editor_is_no_part_of_a_next_state(talk: Talk):
+    def at(time: str) -> str:
+        return f"\n<environment_details>\n# Current Time\n{time}\n</environment_details>"
+
+    first = talk.ask([user(f"<task>\nWrite fib.\n</task>{at('9:00 PM')}")], "<write_to_file>fib</write_to_file>")
+    # Cline sends an old message as it was, Roo without the facts of that time.
+    for kept in (f"<task>\nWrite fib.\n</task>{at('9:00 PM')}", "<task>\nWrite fib.\n</task>"):
+        result = "[write_to_file for 'fib.py'] Result:\nThe user denied this operation."
+        placed = talk.place([user(kept), says("<write_to_file>fib</write_to_file>"), user(result + at("9:01 PM"))])
+        assert placed.parent_turn_id == first
+        assert (placed.next_state, placed.source) == (({"role": "system", "content": result},), Source.ENVIRONMENT)
 
 
 def test_a_model_name_marks_side_work(talk: Talk):

@@ -137,8 +137,116 @@ def test_a_known_key_with_a_rewritten_history_continues_its_newest_answer(talk: 
     talk.ask([HI], "Hello", key="mine")
     newest = talk.ask([HI, says("Hello"), MORE], "World", key="mine")
     talk.ask([HI, says("Hello"), MORE, says("World"), HI], "par", finish=FinishReason.ABORTED, key="mine")
-    placed = talk.place([{"role": "user", "content": "summary"}, says("edited"), HI], key="mine")
+    rewritten = [{"role": "user", "content": "summary"}, says("edited"), MORE, says("edited, too"), HI]
+    placed = talk.place(rewritten, key="mine")
     assert (placed.kind, placed.parent_turn_id, placed.next_state) == ("continuation", newest, (HI,))
+
+
+KNOWN = says("The river Rhine rises in the Alps and ends in the North Sea.")
+BASEL = {"role": "user", "content": "And Basel?"}
+
+
+@pytest.mark.parametrize(
+    ("history", "how"),
+    [
+        ([MORE, says("x"), HI, says("The river Rhine rises in the Alps, and ends in the sea.")], {}),
+        ([HI, says("x"), MORE, says("y")], {}),
+        ([MORE, says("x"), BASEL, says("y")], {}),
+        ([MORE, says("x")], {"headers": {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01"}}),
+    ],
+    ids=["its answer, nearly", "its opening, and more answers", "its last message", "its trace"],
+)
+def test_a_rewritten_history_is_known_by_something_of_the_newest_turn(talk: Talk, history, how):
+    talk.ask([HI, says("a greeting"), BASEL], KNOWN, key="mine", **how)
+    placed = talk.place([*history, {"role": "user", "content": "Go on."}], key="mine", **how)
+    assert (placed.kind, placed.parent_turn_id) == ("continuation", 1)
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        [HI, says("a greeting")],
+        [HI, says("another example")],
+        [{"role": "user", "content": "Translate: dog"}, says("Hund")],
+        [{"role": "user", "content": "1"}, says("2"), {"role": "user", "content": "3"}, says("4")],
+    ],
+    ids=["the same made-up history", "the same opening", "another", "a longer one"],
+)
+def test_one_name_over_many_made_up_histories_makes_no_evidence_of_the_next_question(talk: Talk, history):
+    first = talk.ask([HI, says("a greeting"), BASEL], KNOWN, key="batch")
+    placed = talk.place([*history, {"role": "user", "content": "Translate: cat"}], key="batch")
+    assert (placed.kind, placed.session_id) == ("new", talk.session(first))
+    assert (placed.parent_turn_id, placed.next_state) == (None, ())
+
+
+def test_a_lost_answer_is_looked_for_where_what_was_said_behind_it_is_known(talk: Talk):
+    long, why = {"role": "user", "content": "Too long!"}, {"role": "user", "content": "Why?"}
+    talk.ask([HI], "A long answer.")
+    second = talk.ask([HI, says("A long answer."), long], "Short.")
+    talk.ask([HI], "Of somebody else.")
+    # The client has dropped both answers.
+    placed = talk.place([HI, long, why])
+    assert (placed.kind, placed.parent_turn_id, placed.session_id) == ("continuation", second, talk.session(second))
+    assert placed.next_state == (why,)
+
+
+def test_a_lost_answer_before_others_that_are_still_there_is_found_too(talk: Talk):
+    a, b, c = ({"role": "user", "content": text} for text in "abc")
+    talk.ask([HI], "Hello")
+    talk.ask([HI, says("Hello"), a], "one")
+    third = talk.ask([HI, says("Hello"), a, says("one"), b], "two")
+    placed = talk.place([HI, says("Hello"), a, b, c])
+    assert (placed.kind, placed.parent_turn_id, placed.next_state) == ("continuation", third, (c,))
+    # Of another conversation, in which the same was said and something else was answered.
+    assert talk.place([HI, says("Not ours"), a, b, c]).kind == "new"
+
+
+@pytest.mark.parametrize("between", ["", " ", "\n", "\n\n"])
+@pytest.mark.parametrize(
+    "answers", [("Tides come from the moon.", "And from the sun, too."), ("Yes.", "No."), tuple("abc")]
+)
+def test_answers_that_the_client_joins_are_the_last_of_them(talk: Talk, between: str, answers):
+    history = [HI]
+    for said in answers:
+        last = talk.ask(history, said)
+        history += [says(said), {"role": "user", "content": "continue"}]
+    placed = talk.place([HI, says(between.join(answers)), MORE])
+    assert (placed.kind, placed.parent_turn_id, placed.next_state) == ("continuation", last, (MORE,))
+
+
+def test_what_only_begins_like_an_answer_of_ours_is_none(talk: Talk):
+    talk.ask([HI], "Yes.")
+    assert talk.place([HI, says("Yes. But I am another model, and I say something else."), MORE]).kind == "new"
+
+
+def test_a_window_that_keeps_nothing_but_the_last_answer_is_known_by_it(talk: Talk):
+    talk.ask([HI], "Hello")
+    last = talk.ask([HI, says("Hello"), MORE], KNOWN)
+    talk.ask([HI], "Of somebody else, and quite as long as the other.")
+    talk.ask([HI, says("Hello"), BASEL], "An edit, which is newer.")
+    placed = talk.place([KNOWN, BASEL])
+    assert (placed.kind, placed.parent_turn_id, placed.next_state) == ("continuation", last, (BASEL,))
+    assert talk.place([KNOWN, BASEL], user="bob").kind == "new"
+    talk.ask([HI, says("Hello"), MORE], KNOWN)
+    talk.ask([BASEL], KNOWN)
+    assert talk.place([KNOWN, BASEL]).kind == "new"  # two sessions have given this answer
+
+
+def test_a_window_of_one_exchange_is_known_by_both_halves(talk: Talk):
+    asked = {"role": "user", "content": "Shorter, please!"}
+    talk.ask([HI], "Hello")
+    last = talk.ask([HI, says("Hello"), asked], "From moon, sun.")
+    placed = talk.place([asked, says("From moon, sun."), MORE])
+    assert (placed.kind, placed.parent_turn_id, placed.next_state) == ("continuation", last, (MORE,))
+
+
+def test_the_same_opening_again_is_another_conversation_unless_the_session_is_named(talk: Talk):
+    first = talk.ask([HI], "Hello")
+    again = talk.ask([HI], "Good day")
+    assert (talk.row(again).kind, talk.session(again) == talk.session(first)) == ("new", False)
+    # Neither answer loses what follows it.
+    talk.ask([HI, says("Good day"), MORE])
+    assert (talk.row(again).next_state, talk.row(first).next_state) == ([MORE], None)
 
 
 def test_a_known_key_without_history_adds_to_its_session_and_says_nothing_about_it(talk: Talk):

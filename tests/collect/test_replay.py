@@ -156,4 +156,51 @@ def test_half_a_character_is_no_obstacle(recording):
 
 
 def test_other_lines_and_empty_ones_are_passed_over(recording):
-    assert replay(recording({"type": "meta", "client": "x"}, "\n", {"no": "type"})) == []
+    rows = replay(recording({"type": "meta", "client": "x"}, "\n", {"no": "type"}, request(1)))
+    assert [row.seq for row in rows] == [1]
+
+
+@pytest.mark.parametrize("lines", [(), ("\n",), ({"type": "meta"},)])
+def test_a_file_without_requests_is_named(recording, lines):
+    path = recording(*lines)
+    code, out, err = run(path, "--json")
+    assert (code, out) == (1, "")
+    assert "holds no request, so there is nothing to place" in " ".join(err.split())
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "why"),
+    [
+        ("/v1/chat/completions", {"messages": "Hi"}, "'messages' must be a list; got str."),
+        ("/v1/chat/completions", {}, "'messages' must be a list; got nothing."),
+        ("/v1/messages", {"messages": ["Hi"]}, "each of 'messages' must be an object; got str."),
+        ("/v1/chat/completions", {"messages": []}, "'messages' is empty."),
+        ("/v1/responses", {"input": 5}, "'input' must be a list or a text; got int."),
+        (
+            "/v1/chat/completions",
+            {"messages": [user([{"type": "image_url", "image_url": {"url": "data:"}}, {"type": "text", "text": "?"}])]},
+            "'messages' holds part 'image_url'; it takes text only.",
+        ),
+    ],
+)
+def test_what_the_server_would_refuse_is_no_turn_and_says_why(recording, path: str, body: dict, why: str):
+    (row,) = replay(recording(request(1, path=path, body=body), *answered(1, text="Hello")))
+    assert (row.kind, row.session, row.reason) == (NOT_A_TURN, None, f"The server would refuse it: {why}")
+
+
+def test_only_the_next_state_that_would_be_kept_is_shown(recording):
+    after = [user("Hi"), says("Hello")]
+    path = recording(
+        request(1), *answered(1, text="Hello"),
+        request(2, [*after, user("More")]), *answered(2, text="A"),
+        request(3, [*after, user("Less")]), *answered(3, text="B"),
+        request(4, [*after, user("None")], headers={}), *answered(4, status=400),
+    )  # fmt: skip
+    rows = replay(path)
+    assert [(row.kind, row.parent) for row in rows] == [
+        ("new", None),
+        ("continuation", 1),
+        ("branch", 1),
+        ("branch", 1),
+    ]
+    assert [[message["text"] for message in row.next_state] for row in rows] == [[], ["More"], [], []]

@@ -20,8 +20,9 @@ from nextstate.learn.trainer import Trainer
 from nextstate.recipes.personal import make_engine
 from nextstate.store import learning, status
 from nextstate.store.store import Store, note
+from nextstate.store.turns import Placement
 from nextstate.types import SkipReason, TurnState, Vote
-from tests.rows import judged_turn
+from tests.rows import judged_turn, new_turn
 
 
 @pytest.fixture
@@ -70,12 +71,14 @@ def test_a_lone_turn_is_trained_after_the_longest_wait(
 
 
 def test_a_killed_update_whose_version_is_on_disk_is_finished(store: Store, trainer: Trainer, config: Config):
-    turn_id = judged_turn(store)
+    turn_id, far = judged_turn(store), judged_turn(store)
     update_id = store.write_now(learning.start_update, limit=8)
-    checkpoint.save(trainer, config.versions_dir, 1, probe={}, metrics={"turns": 1})
+    metrics = {"turns": 1, "off_policy": {str(far): 3.0}}
+    checkpoint.save(trainer, config.versions_dir, 1, probe={}, metrics=metrics)
     process.recover(store, config)
     assert store.read_now(learning.running_updates) == []
     assert state_of(store, turn_id) == (TurnState.TRAINED, None)
+    assert state_of(store, far) == (TurnState.LEFT_OUT, SkipReason.OFF_POLICY)
     assert store.read_now(learning.candidate).update_id == update_id
 
 
@@ -143,6 +146,40 @@ def test_a_turn_too_long_for_memory_is_left_out_and_the_others_train(store: Stor
     process.run_update(store, trainer, small, store.write_now(learning.start_update, limit=8))
     assert state_of(store, long) == (TurnState.LEFT_OUT, SkipReason.TOO_LONG)
     assert state_of(store, short) == (TurnState.TRAINED, None)
+
+
+def test_an_update_whose_turns_are_all_off_policy_makes_no_version_and_they_say_why(
+    store: Store, trainer: Trainer, config: Config
+):
+    turn_id = judged_turn(store, reply_logprobs=(-30.0, -30.0))
+    update_id = store.write_now(learning.start_update, limit=8)
+    assert process.run_update(store, trainer, config, update_id) is None
+    assert state_of(store, turn_id) == (TurnState.LEFT_OUT, SkipReason.OFF_POLICY)
+    assert store.read_now(status.status).updates == {"empty": 1}
+    assert store.read_now(learning.candidate) is None
+
+
+def test_a_turn_that_is_off_policy_is_left_out_and_the_others_train(store: Store, trainer: Trainer, config: Config):
+    far, near = judged_turn(store, reply_logprobs=(-30.0, -30.0)), judged_turn(store)
+    assert process.run_update(store, trainer, config, store.write_now(learning.start_update, limit=8)) == 1
+    assert state_of(store, far) == (TurnState.LEFT_OUT, SkipReason.OFF_POLICY)
+    assert state_of(store, near) == (TurnState.TRAINED, None)
+    assert store.read_now(learning.list_versions)[1].metrics["turns_off_policy"] == 1
+
+
+def test_the_loop_takes_no_more_of_one_session_than_its_share(
+    store: Store, trainer: Trainer, config: Config, monkeypatch: pytest.MonkeyPatch
+):
+    share = config.learn.model_copy(update={"max_session_share": 0.25})  # of 4
+    first = judged_turn(store)
+    session = store.read_now(status.show_turn, first).session_id
+    place = Placement(session_id=session, session_key=None, parent_turn_id=None, kind="branch", because="a test")
+    second, other = judged_turn(store, new=new_turn(placement=place)), judged_turn(store)
+    alive = iter([1, 1, 0])
+    monkeypatch.setattr(os, "getppid", lambda: next(alive))
+    process.learn_loop(store, trainer, config.model_copy(update={"learn": share}), parent_pid=1)
+    trained = [state_of(store, id)[0] for id in (first, second, other)]
+    assert trained == [TurnState.TRAINED, TurnState.JUDGED, TurnState.TRAINED]
 
 
 async def examined(config: Config, version: int):

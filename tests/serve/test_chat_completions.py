@@ -46,6 +46,10 @@ def named(name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name}}
 
 
+def allowed(*names: str, mode: str = "auto") -> dict[str, Any]:
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [named(name) for name in names]}}
+
+
 def json_form(schema: dict[str, Any]) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "form", "schema": schema}}
 
@@ -366,6 +370,29 @@ async def test_more_requests_than_may_wait_are_answered_429(start_server, gated)
         assert len(await server.turns()) == 3
 
 
+async def test_several_answers_are_taken_in_together_or_not_at_all(start_server, gated):
+    limits = {"serve": {"max_queue": 1}, "engine_config": {"max_streams": 2}}
+    async with start_server(with_engine=gated, **limits) as server:
+        with pytest.raises(openai.BadRequestError, match="room for 3") as never:
+            await complete(server, n=4, max_tokens=5)
+        assert never.value.param == "n"
+        first = asyncio.create_task(complete(server, n=2, max_tokens=5, **NEVER_ENDS))
+
+        async def both_began() -> bool:
+            return len(await server.turns()) == 2
+
+        await eventually(both_began)
+        with pytest.raises(openai.RateLimitError):
+            await complete(server, n=2, max_tokens=5)
+        gated.go_on.set()
+        await first
+        assert [turn.finish_reason for turn in await server.turns()] == ["length", "length"]
+        await complete(server, n=3, max_tokens=5)  # all places were given back
+        with pytest.raises(openai.BadRequestError):
+            await complete(server, [{"role": "user", "content": "x" * 3000}], n=3)
+        await complete(server, n=3, max_tokens=5)
+
+
 # -- bad input ---------------------------------------------------------------------------------------------------------
 
 
@@ -413,6 +440,8 @@ async def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers(ser
         ({"messages": HI, "top_logprobs": 3}, "", "logprobs to be true"),
         ({"messages": HI, "logprobs": True, "top_logprobs": 30}, "top_logprobs", "20"),
         ({"messages": HI, "n": 0}, "n", "greater than or equal to 1"),
+        ({"messages": HI, "tools": TOOLS, "tool_choice": {"type": "odd"}}, "tool_choice", "'function'"),
+        ({"messages": HI, "tools": TOOLS, "tool_choice": allowed("add", "other")}, "tool_choice", "'other'"),
         ({"messages": [{"role": "assistant", "tool_calls": [{"id": "a"}]}]}, "messages[0].tool_calls[0]", "required"),
         ({"messages": [{"role": "tool", "content": "42"}]}, "messages", "a tool speaks first"),
     ],
@@ -432,6 +461,7 @@ async def test_wrong_input_is_refused_by_the_name_of_its_field(server, body, par
         ("functions", [{"name": "ls"}]),
         ("function_call", {"name": "ls"}),
         ("modalities", ["text", "audio"]),
+        ("web_search_options", {}),
         ("audio", {"voice": "alloy"}),
     ],
 )
@@ -475,6 +505,18 @@ async def test_text_that_is_not_unicode_is_refused(server):
 async def test_a_header_with_an_unknown_turn_type_is_refused(server):
     with pytest.raises(openai.BadRequestError, match="'main' or 'side'"):
         await complete(server, extra_headers={"X-Turn-Type": "odd"})
+
+
+async def test_a_header_that_ends_no_session_is_refused(server):
+    with pytest.raises(openai.BadRequestError, match="'1' or '0'"):
+        await complete(server, extra_headers={"X-Session-Done": "banana"})
+
+
+async def test_a_compressed_body_is_refused_by_its_encoding(server):
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    response = await server.http.post("/v1/chat/completions", content=b"\x1f\x8b", headers=headers)
+    assert response.status_code == 415
+    assert "'gzip'" in response.json()["error"]["message"]
 
 
 async def test_a_session_key_that_no_header_can_carry_is_answered_all_the_same(server):
@@ -551,7 +593,16 @@ async def test_without_parallel_calls_the_answer_ends_behind_the_first(start_ser
         assert engine.loaded.tokenizer.decode(turn.reply_ids) == CALL
 
 
-@pytest.mark.parametrize("choice", ["required", named("add")])
+async def test_only_allowed_tools_are_shown_and_called(start_server, engine):
+    async with start_server(with_engine=ScriptedEngine(engine, CALL)) as server:
+        await complete(server, tools=TOOLS, tool_choice=allowed("stop"))
+        turn = await server.store.read(load_turn, 1)
+    prompt = engine.loaded.tokenizer.decode(turn.prompt_ids)
+    assert '"stop"' in prompt
+    assert '"add"' not in prompt
+
+
+@pytest.mark.parametrize("choice", ["required", named("add"), allowed("add", mode="required")])
 async def test_a_required_call_is_made_by_any_model(server, choice):
     for seed in range(3):
         answer = (await complete(server, tools=TOOLS, tool_choice=choice, seed=seed, max_tokens=200)).choices[0]

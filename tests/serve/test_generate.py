@@ -43,6 +43,9 @@ async def test_tokens_that_do_not_exist_are_refused(server):
         response = await generate(server, prompt_ids=prompt)
         assert response.status_code == 400, prompt
         assert response.json()["error"]["param"].startswith("prompt")
+    assert (await generate(server, n=2)).json()["error"]["param"] == "n"
+    too_long = (await generate(server, prompt_ids=[60] * 3000)).json()["error"]
+    assert (too_long["param"], too_long["code"]) == ("prompt_ids", "context_length_exceeded")
     assert await server.turns() == []
 
 

@@ -358,6 +358,9 @@ def user(block):
         ({"messages": HI, "max_tokens": 5, "tool_choice": {"type": "any"}}, ["tool_choice", "tools"]),
         ({"messages": HI, "max_tokens": 5, "stop_sequences": [""]}, ["stop_sequences[0]"]),
         ({"messages": HI, "max_tokens": 5, "temperature": 3}, ["temperature"]),
+        ({"messages": [*HI, {"role": "assistant", "content": "It"}], "max_tokens": 5}, ["ends with", "assistant"]),
+        ({"messages": HI, "max_tokens": 5, "mcp_servers": [{"type": "url"}]}, ["'mcp_servers'"]),
+        ({"messages": HI, "max_tokens": 5, "container": "c1"}, ["'container'"]),
     ],
 )
 async def test_wrong_input_is_refused_by_the_name_of_its_field(server, body, says):

@@ -385,6 +385,8 @@ async def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers(ser
         ({"input": "Hi", "tool_choice": {"type": "allowed_tools"}}, "tool_choice", "function"),
         ({"input": "Hi", "text": {"format": {"type": "json_schema"}}}, "text.format", "schema"),
         ({"input": "Hi", "background": True}, "background", "'background'"),
+        ({"input": "Hi", "top_logprobs": 2}, "top_logprobs", "'top_logprobs'"),
+        ({"input": "Hi", "include": ["message.output_text.logprobs"]}, "include", "'include'"),
         ({"input": "Hi", "conversation": "conv_1"}, "conversation", "'conversation'"),
         ({"input": "Hi", "prompt": {"id": "pmpt_1"}}, "prompt", "'prompt'"),
     ],

@@ -49,13 +49,16 @@ class UserText:
 
 _DATE = re.compile(r"\A\[[A-Z][a-z]{2} \d{4}-\d\d-\d\d \d\d:\d\d(?: [^\]\n]{1,40})?\] ?")
 # At the end of the first message of the user; with other APIs a line of the system text.
-_RUNTIME_SUFFIX = re.compile(r"\s*\bRuntime: agent=[^\n]*\Z")
-_RUNTIME_LINE = re.compile(r"(?:^|\n|>)\s*Runtime: (agent=[^\n]*)")
+_RUNTIME_SUFFIX = re.compile(r"\bRuntime: agent=[^\n]*\Z")
+_RUNTIME_LINE = re.compile(r"(?:^|[\n>])[ \t]*Runtime: (agent=[^\n]*)")
 # Mostly a message of its own; where the API joins messages in a row, a part of one.
-_CARRIER = re.compile(
-    r"\s*<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>.*?(?:<<<END_OPENCLAW_INTERNAL_CONTEXT>>>|\Z)", re.DOTALL
-)
-_REMINDER = re.compile(r"<(system-reminder|ide_opened_file|ide_selection)>.*?</\1>\s*", re.DOTALL)
+_CARRIER = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>", "<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"
+# The last of them is Cline's, Roo's and Kilo's: the time, open files, what runs.
+_REMINDERS = ("system-reminder", "ide_opened_file", "ide_selection", "environment_details")
+# How the same three hand over what a tool gave where they do without tool calls, and what the user said to it.
+_TOOL_RESULT = re.compile(r"\A\[[a-z_]+(?: for '[^\n]*')?\] Result:")
+_WRAPPED = re.compile(r"\A<(task|feedback|answer|user_message)>(.*)</\1>\Z", re.DOTALL)
+_SAID_TO_A_RESULT = ("feedback", "answer", "user_message")
 
 # How mini-swe-agent hands over what its user typed.
 _HANDED_OVER = re.compile(
@@ -97,10 +100,45 @@ _OPENINGS: tuple[tuple[Said, str], ...] = (
 _POLL_AS_KEPT = "[OpenClaw heartbeat poll]"
 
 
+def _without(text: str, opening: str, closing: str) -> str:
+    """Text without what stands between two marks, and without the space behind it.
+
+    A regular expression would do, in time that grows with the square of the text.
+    """
+    kept, at = [], 0
+    while (start := text.find(opening, at)) >= 0 and (end := text.find(closing, start)) >= 0:
+        kept.append(text[at:start])
+        at = end + len(closing)
+        while at < len(text) and text[at].isspace():
+            at += 1
+    return "".join([*kept, text[at:]])
+
+
+def _without_carrier(text: str) -> str:
+    """Text without OpenClaw's, to the end where that was cut off, and without the space before it."""
+    opening, closing = _CARRIER
+    before, *carriers = text.split(opening)
+    return "".join([before.rstrip(), *(carrier.partition(closing)[2] for carrier in carriers)]) if carriers else text
+
+
+def _between(text: str, opening: str, closing: str) -> str | None:
+    start = text.find(opening)
+    end = text.find(closing, start)
+    return None if start < 0 or end < 0 else text[start + len(opening) : end].strip()
+
+
+def _runtime_suffix(text: str) -> re.Match[str] | None:
+    return _RUNTIME_SUFFIX.search(text, text.rfind("\n") + 1)
+
+
 def read_user_text(text: str) -> UserText:
     """Take a text of the user's role apart: who speaks, and what of it is said."""
-    text = _RUNTIME_SUFFIX.sub("", _CARRIER.sub("", text))
-    text = _REMINDER.sub("", text).strip()
+    text = _without_carrier(text)
+    if (runtime := _runtime_suffix(text)) is not None:
+        text = text[: runtime.start()]
+    for tag in _REMINDERS:
+        text = _without(text, f"<{tag}>", f"</{tag}>")
+    text = text.strip()
     if not text:
         return UserText(Said.CARRIER, "", "")
     date = _DATE.match(text)
@@ -113,8 +151,13 @@ def read_user_text(text: str) -> UserText:
     said = next((said for said, opening in _OPENINGS if bare.startswith(opening)), Said.HUMAN)
     if said is Said.POLL:
         bare = _POLL_AS_KEPT
+    if said is Said.HUMAN and _TOOL_RESULT.match(bare):
+        spoken = next((text for tag in _SAID_TO_A_RESULT if (text := _between(bare, f"<{tag}>", f"</{tag}>"))), None)
+        said, bare = (Said.REPORT, bare) if spoken is None else (Said.HUMAN, spoken)
     if said is Said.HUMAN:
         bare = _HANDED_OVER.sub("", bare)
+        wrapped = _WRAPPED.match(bare)
+        bare = bare if wrapped is None else wrapped[2].strip()
     return UserText(said, bare, f"{stamp} {bare}" if stamp else bare, retry)
 
 
@@ -139,7 +182,8 @@ def runtime_key(messages: Sequence[Message]) -> str | None:
         content = message.get("content")
         if message["role"] not in ("system", "user") or not isinstance(content, str):
             continue
-        line = (_RUNTIME_LINE if message["role"] == "system" else _RUNTIME_SUFFIX).search(_CARRIER.sub("", content))
+        content = _without_carrier(content)
+        line = _RUNTIME_LINE.search(content) if message["role"] == "system" else _runtime_suffix(content)
         if line is None:
             continue
         fields = dict(part.strip().split("=", 1) for part in line[0].split("|") if "=" in part)
@@ -203,13 +247,24 @@ _QUOTES_A_TALK = re.compile(
 )
 
 
-def known_side_work(messages: Sequence[Message], has_tools: bool, said: Sequence[UserText]) -> str | None:
+# The first words of requests that only ask whether anybody answers: Claude Code's for what is left of its quota, and
+# the connection tests of others.
+_PROBES = ("quota", "hi", "hello", "test", "ping", "ok", "foo", ".")
+
+
+def known_side_work(
+    messages: Sequence[Message], has_tools: bool, said: Sequence[UserText], max_tokens: int | None = None
+) -> str | None:
     """What a request does for a client whose texts are known; None when it is none of these.
 
     Args:
         said: the texts of the user's role in `messages`, in order.
+        max_tokens: of the answer, as the client set it.
     """
     spoken = [text for text in said if text.said is not Said.CARRIER]
+    alone = len(spoken) == 1 and len([message for message in messages if message["role"] != "system"]) == 1
+    if max_tokens == 1 and alone and spoken[0].text.lower() in _PROBES:
+        return "probe"
     if spoken and spoken[-1].said is Said.POLL:
         return "heartbeat"
     for opening, what in _SIDE_USER:
@@ -217,7 +272,7 @@ def known_side_work(messages: Sequence[Message], has_tools: bool, said: Sequence
             return what
     if has_tools:
         return None
-    system = _system_text(messages)
+    system = system_text(messages)
     return next((what for opening, what in _SIDE_SYSTEM if system.startswith(opening)), None)
 
 
@@ -225,15 +280,86 @@ def likely_side_work(messages: Sequence[Message], has_tools: bool, said: Sequenc
     """Whether a request of an unknown client asks for something about a conversation that is not its own."""
     if has_tools or any(message["role"] in ("assistant", "tool") for message in messages):
         return False
-    system = _system_text(messages)
+    system = system_text(messages)
     if system:
-        return _asks_about_a_talk(system)
+        return asks_about_a_talk(system)
     spoken = [text.text for text in said if text.said is not Said.CARRIER]
     quotes = len(spoken) > 1 or any(_QUOTES_A_TALK.search(text) for text in spoken)
-    return bool(spoken) and quotes and _asks_about_a_talk(spoken[0])
+    return bool(spoken) and quotes and asks_about_a_talk(spoken[0])
 
 
-def _asks_about_a_talk(text: str) -> bool:
+# The same inside a conversation, behind its last answer. People ask such things, too, and then the request is the
+# conversation: it is taken for the client's only where it reads like an instruction for a machine.
+_OF_OURS = re.compile(
+    r"\b(?:this|our|the|above|whole|entire|current|previous) (?:\w+ ){0,2}?"
+    r"(?:conversation|chat|discussion|dialogue|transcript|message history)\b"
+    r"|\b(?:this|our) (?:\w+ )?(?:session|thread|exchange)\b"
+    r"|\b(?:conversation|chat|discussion) (?:so far|above|title)\b",
+    re.I,
+)
+_WISH = re.compile(
+    r"\b(?:titles?|headline|name|summary|summari[sz]ing|summari[sz]e|recap|topics?|tags|labels|description"
+    r"|follow-?up questions|keywords)\b",
+    re.I,
+)
+_TITLE = re.compile(rf"{_MAKE}.{{0,60}}\b(?:title|headline|summary|recap)\b|\bsummari[sz]e\b", re.I)
+_COUNT = r"(?:\d+|one|two|three|four|five|six|seven|eight|nine|ten)"
+_FOR_A_MACHINE = tuple(
+    re.compile(pattern, re.I)
+    for pattern in (
+        rf"\b{_COUNT}\s?(?:-|–|to|or)\s?{_COUNT}[\s-](?:words?|characters|chars)\b",
+        r"\b(?:omit|omitting|without|no|remove|exclude|do not (?:use|include|add)|don't (?:use|include|add))"
+        r" (?:(?:any|enclosing|the) )?(?:punctuation|preamble|lead-?in|prefix|quot(?:es|ation marks)|explanations?"
+        r"|additional text|extra text|markdown|formatting)\b",
+        r"\b(?:reply|respond|answer|output|return|provide|give)(?: with)? \W{0,2}(?:only|just|nothing but)\b"
+        r"|\b(?:title|name|summary|description) only\b"
+        r"|\b(?:only|just) (?:reply|respond|answer|output|return|provide)\b|\bnothing else\b",
+        r"\bas a (?:system )?prompt\b|\bfuture context\b|\bcontext window\b|\bwill be used (?:as|for|to|in)\b",
+        r"\bjson (?:object|array|list|format)\b|\bcomma-separated\b|<(?:title|summary|name|topic)>",
+    )
+)
+_HINTS_AT_A_MACHINE = tuple(
+    re.compile(pattern, re.I)
+    for pattern in (
+        rf"\b{_COUNT}[\s-](?:words?|characters|chars|sentences?)\b",
+        r"\b(?:include|cover|following|format)[^\n]{0,20}:\s*\n\W{0,3}\w",
+        r"\bmarkdown\b|\bbullet points\b|\bheadings\b",
+        r"\buse (?:english|the same language|the language)\b|\bsame language as\b",
+        r"\bkey (?:facts|points|decisions|information)\b|\bimportant (?:details|information|facts)\b",
+    )
+)
+_A_PERSON = re.compile(
+    r"\b(?:I|I'm|I'd|I'll|I've|me|my|mine|myself|thanks|thank you|pls)\b|\A\W*(?:can|could|would|will) you\b", re.I
+)
+_NAMES_FOR_IT = re.compile(
+    r"\b(?:titre|titel|título|titolo|resum\w+|résum\w+|riassu\w+|zusammenfass\w+|fass\w* .{0,60}\bzusammen)\b"
+    r"|标题|標題|总结|總結|概括|主题|タイトル|要約|제목|요약|заголов|резюм|назван",
+    re.I,
+)
+
+
+def asks_like_a_machine(text: str) -> bool:
+    """Whether what follows an answer is a client's instruction to name or sum up the conversation before it."""
+    if not _wishes_for_a_talk(text) or _A_PERSON.search(text):
+        return False
+    if any(pattern.search(text) for pattern in _FOR_A_MACHINE):
+        return True
+    return sum(pattern.search(text) is not None for pattern in _HINTS_AT_A_MACHINE) >= 2
+
+
+def may_be_the_clients(text: str) -> bool:
+    """Whether what follows an answer may be such an instruction; whether it is one shows only later."""
+    return _wishes_for_a_talk(text) or any(pattern.search(text[:120]) for pattern in (_TITLE, _NAMES_FOR_IT))
+
+
+def _wishes_for_a_talk(text: str) -> bool:
+    """Whether a text begins by asking for a title, a summary or the like of a conversation."""
+    begin = text[:250]
+    return all((re.search(_MAKE, text[:120], re.I), _WISH.search(begin), _OF_OURS.search(begin)))
+
+
+def asks_about_a_talk(text: str) -> bool:
+    """Whether an instruction begins by asking for something about a conversation."""
     found = (pattern.search(text[:400]) for pattern in _ABOUT_A_TALK)
     return any(match is not None and match.start() < 80 for match in found)
 
@@ -256,7 +382,7 @@ def _text(message: Message) -> str:
     return content if isinstance(content, str) else ""
 
 
-def _system_text(messages: Sequence[Message]) -> str:
+def system_text(messages: Sequence[Message]) -> str:
     text = "\n".join(_text(message) for message in messages if message["role"] == "system")
     return _BILLING.sub("", text).strip()
 

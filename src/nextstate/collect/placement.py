@@ -24,11 +24,16 @@ from nextstate.store.store import AnyRow
 from nextstate.store.turns import (
     Marks,
     Placement,
+    can_be_judged_again,
     find_session,
     find_turn,
     find_turns,
     first_messages,
+    followers,
+    load_messages,
+    load_next_state,
     newest_turn,
+    newest_turns,
     recent_turns,
     waiting_turns,
     waits_for_its_conversation,
@@ -43,6 +48,10 @@ _MAX_CHANGED = 4
 """Of these, how many are looked for even if the client changed them."""
 _MAX_LOST = 4
 """Messages behind the last answer at whose end an answer may have got lost."""
+_MAX_JOINED = 4
+"""Answers that a client may have put together into one."""
+_TELLING = 24
+"""Characters of an answer that hardly two conversations share."""
 
 RETRY_AFTER_S, RETRY_WITHIN_S = 0.1, 600.0
 """When the same opening, unfinished, comes from the same client again: one that has met a fault waits before it tries
@@ -68,9 +77,11 @@ def place(db: Connection, incoming: Incoming) -> Placement:
     | follows a request whose answer the client dropped      | continuation | the request's  | the request, or its parent if it has no answer |
     | follows an answer that nothing has followed yet        | continuation | the answer's   | the answer     |
     | the same request, finished; has history or a key       | regeneration | the same       | the same       |
+    | the same, and that came to nothing                     | continuation | the answer's   | the answer     |
     | follows an answer that something else has followed     | branch       | the answer's   | the answer     |
     | no history; a sub-agent, by mark or by its orders      | subagent     | key, or new    | none           |
-    | a known key, and a history nobody recognises           | continuation | the key's      | its newest turn |
+    | a known key, and a rewritten history of its newest turn | continuation | the key's     | its newest turn |
+    | a known key, and a history nobody recognises           | new          | the key's      | none           |
     | a known key, no history, nearly the same first words   | branch       | the key's      | none           |
     | a known key, no history                                | new          | the key's      | none           |
     | anything else                                          | new          | a new one, or that of its title | none |
@@ -78,6 +89,10 @@ def place(db: Connection, incoming: Incoming) -> Placement:
     Answers are looked for from the last one backwards: a client that shortens or rewrites the beginning of its history
     still meets its last answer. With a key, only that session's turns are looked at; a key that no session has yet
     opens one.
+
+    The same opening again, finished, without a key, is new rather than a regeneration: a benchmark, a group of rollouts
+    and people who say "Hi" all look like that, and two conversations in one session are worse than one that counts as
+    two. Neither answer loses anything by it, since each gets the next state that follows it.
     """  # noqa: E501
     return _Placing(db, incoming).place()
 
@@ -129,7 +144,7 @@ class _Placing:
     def _side(self) -> Placement | None:
         talk, marked = self._talk, marked_as_side(self._in)
         has_tools = bool(self._in.tools)
-        what = clients.known_side_work(self._in.messages, has_tools, talk.said)
+        what = clients.known_side_work(self._in.messages, has_tools, talk.said, self._max_tokens())
         if marked:
             because = "The client marked this request as a side request."
         elif what is not None:
@@ -137,12 +152,34 @@ class _Placing:
             because = f"It is work on the side, by its text: {what}."
         elif marked is None and clients.likely_side_work(self._in.messages, has_tools, talk.said):
             because = "It is work on the side: it asks for something about a conversation and is not one itself."
+        elif marked is None and self._has_history and clients.asks_like_a_machine(self._last_words()):
+            because = "It is work on the side: it tells a machine to name or sum up the conversation before it."
+        elif marked is None and self._under_other_orders():
+            because = "It is work on the side: a conversation of ours under orders to name it or to sum it up."
         else:
             return None
         session_id = self._session_id
         if session_id is None and self._key is None:
             session_id = self._side_session(what)
         return self._placement(session_id, "side", None, because)
+
+    def _max_tokens(self) -> int | None:
+        names = "max_tokens", "max_completion_tokens", "max_output_tokens"
+        return next((value for name in names if isinstance(value := self._in.body.get(name), int)), None)
+
+    def _last_words(self) -> str:
+        """What a human, or who speaks in their place, has said behind the last answer; "" when that is nothing."""
+        said = [text for text in self._talk.said if text.said is not Said.CARRIER][-1:]
+        last = self._talk.steps[-1:]
+        return said[0].text if said and said[0].said is Said.HUMAN and last and last[0].role == "user" else ""
+
+    def _under_other_orders(self) -> bool:
+        """Whether a system text that asks for a title or the like stands before a conversation that began otherwise."""
+        orders = clients.system_text(self._in.messages)
+        if not self._has_history or self._in.tools or not clients.asks_about_a_talk(orders):
+            return False
+        found = self._parent()
+        return found is not None and found.row.kind != "side" and found.row.setting != self._talk.setting
 
     def _side_session(self, what: str | None) -> int | None:
         """The session of a side request that names none: by trace, by what it quotes, by time."""
@@ -278,20 +315,53 @@ class _Placing:
 
     def _changed_answer(self, step: Step) -> _Found | None:
         """The model was told the same, and what it said is nearly what the client says it said."""
-        rows = [row for row in self._turns(heard_spine=step.heard) if row.kind != "side" and _similar(row, step)]
-        for row in self._by_ids(step, rows):
+        heard = [row for row in self._turns(heard_spine=step.heard) if row.kind != "side"]
+        for row in heard[:_MAX_CHANGED]:
+            if (last := self._joined(row, step)) is not None and last is not row:
+                how = f"It repeats the conversation up to the answer of turn {last.turn_id}, joined to the one before."
+                return _Found(last, step.index + 1, how, by="changed")
+        for row in self._by_ids(step, [row for row in heard if _similar(row, step)]):
             how = f"It repeats the conversation up to the answer of turn {row.turn_id}, which the client has changed."
             return _Found(row, step.index + 1, how, by="changed")
         return None
 
+    def _joined(self, row: AnyRow, step: Step) -> AnyRow | None:
+        """The last of several turns whose answers the client has put together, of which `row` is the first."""
+        rest = "".join(step.text.split())
+        for _ in range(_MAX_JOINED):
+            answer = _answer(row)
+            ours = "" if answer is None else "".join(answer.text.split())
+            if answer is None or not ours or not rest.startswith(ours):
+                return None
+            rest = rest[len(ours) :]
+            if not rest:
+                return row if answer.calls == step.calls else None
+            if answer.calls:
+                return None
+            after = (child for child in followers(self._db, row) or () if child.answer)
+            child = next((child for child in after if rest.startswith("".join(child.answer.split()))), None)
+            if child is None:
+                return None
+            row = child
+        return None
+
     def _shortened(self, step: Step) -> _Found | None:
         """The last exchange is ours, and what came before it has been shortened or rewritten."""
-        if not step.block:
+        length = len(step.text) + sum(len(arguments) for _, arguments in step.calls)
+        if step.block:
+            rows = [row for row in self._turns(block_spine=step.block) if row.kind != "side" and _equal(row, step)]
+            before = [earlier for earlier in self._talk.steps if earlier.index < step.index]
+            length += sum(len(said.text) for said in before if said.role != "assistant")
+        elif self._talk.steps[0] is step:
+            # Not even what the answer was given to has been kept: only the newest answers are looked at.
+            sessions = [self._session_id]
+            if self._session_id is None:
+                sessions = [row.session_id for row in recent_turns(self._db, self._in.user)]
+            rows = [row for each in sessions for row in newest_turns(self._db, each) if _equal(row, step)]
+        else:
             return None
-        rows = [row for row in self._turns(block_spine=step.block) if row.kind != "side" and _equal(row, step)]
         telling = self._session_id is not None or self._summary() is not None or bool(step.call_ids)
-        telling = telling or len(step.text) + sum(len(arguments) for _, arguments in step.calls) >= 24
-        if not rows or not telling or len({row.session_id for row in rows}) > 1:
+        if not rows or not (telling or length >= _TELLING) or len({row.session_id for row in rows}) > 1:
             return None
         row = self._by_ids(step, rows)[0]
         how = f"It repeats the last exchange of turn {row.turn_id}; the client has shortened what came before."
@@ -302,7 +372,7 @@ class _Placing:
         after = self._talk.after_answer
         opening = not self._has_history and self._session_id is None
         for step in reversed(after[:-1][-_MAX_LOST:]):
-            for row in self._turns(request_spine=step.spine):
+            for row in [*self._turns(request_spine=step.spine), *self._with_more_answers(step)]:
                 if row.kind == "side":
                     continue
                 recent = self._in.received_at - row.created_at <= RETRY_WITHIN_S
@@ -312,6 +382,36 @@ class _Placing:
                 how = f"It goes on after the request of turn {row.turn_id}, whose answer the client has dropped."
                 return _Found(row, step.index + 1, how, by="lost")
         return None
+
+    def _with_more_answers(self, step: Step) -> list[AnyRow]:
+        """Requests that said the same up to `step` and hold answers that the client has dropped since."""
+        if step is self._talk.steps[0]:
+            return []
+        rows = self._turns(heard_spine=step.heard)
+        if not self._has_history:
+            return rows
+        ours = [(s.role, s.text, s.calls) for s in self._talk.steps if s.index <= step.index]
+        return [row for row in rows[:2] if _holds(self._asked(row), ours)]
+
+    def _asked(self, row: AnyRow) -> Conversation:
+        """The request of a turn."""
+        messages = load_messages(self._db, row.turn_id)
+        return spine.read(messages if row.answer is None else messages[:-1])
+
+    def _instead_of(self, row: AnyRow, after: int) -> int | None:
+        """The turn that is taken for what follows `row`, if that came to nothing and this request knows nothing of it.
+
+        A client's instruction about the conversation, and words whose answer the client did not wait for: the
+        conversation goes on from the same answer without them. Where anything else has followed, this is an edit.
+        """
+        if not can_be_judged_again(row) or clients.may_be_the_clients(self._last_words()):
+            return None
+        known, after_it = load_next_state(self._db, row.turn_id), followers(self._db, row)
+        ours, _ = read_next_state(self._in.messages[after:])
+        if known is None or not ours or not after_it or not all(map(_came_to_nothing, after_it)):
+            return None
+        turn_id, messages = known
+        return None if ours[: len(messages)] == messages else turn_id
 
     def _follows(self, found: _Found) -> Placement:
         row = found.row
@@ -323,12 +423,15 @@ class _Placing:
             newest = newest_turn(self._db, row.session_id)
             kind = "continuation" if newest is None or newest.turn_id < row.turn_id else "branch"
             return self._placement(row.session_id, kind, row.parent_turn_id, because, after=after)
-        kind, how = "continuation", found.how
+        kind, how, instead_of = "continuation", found.how, None
         if row.continued and found.by != "shortened":
             kind, how = "branch", f"It goes on from the answer of turn {row.turn_id} in another way than before."
+            if (instead_of := self._instead_of(row, found.after)) is not None:
+                kind = "continuation"
+                how = f"It goes on from the answer of turn {row.turn_id}; turn {instead_of} before it came to nothing."
         if any(step.index >= found.after for step in self._talk.answers):
             how = f"It repeats the conversation up to the answer of turn {row.turn_id}; later answers are not ours."
-        return self._placement(row.session_id, kind, row.turn_id, how, after=found.after)
+        return self._placement(row.session_id, kind, row.turn_id, how, after=found.after, instead_of=instead_of)
 
     # -- without a parent ----------------------------------------------------------------------------------------------
 
@@ -343,8 +446,28 @@ class _Placing:
         if newest is None:
             because = "The client named the session, which has no finished turn yet."
             return self._placement(self._session_id, "new", None, because)
+        if not self._knows(newest):
+            because = f"The client named the session; nothing of its newest turn {newest.turn_id} is in this history."
+            return self._placement(self._session_id, "new", None, because)
         because = f"The client named the session and rewrote its history; its newest turn is {newest.turn_id}."
         return self._placement(self._session_id, "continuation", newest.turn_id, because, after=self._behind())
+
+    def _knows(self, newest: AnyRow) -> bool:
+        """Whether a history in which no answer of ours was recognised goes on after a turn all the same.
+
+        A name may stand for a whole batch of requests, each with a made-up history of its own.
+        """
+        if self._summary() is not None or (self._trace is not None and self._turns(trace=self._trace)):
+            return True
+        ours, theirs = self._talk.answers, self._asked(newest)
+        if theirs.answers and theirs.answers[-1].spine == ours[-1].spine:
+            return False  # another question behind the same made-up history
+        if any(_is_telling(step) and _similar(newest, step) for step in ours[-_MAX_CHANGED:]):
+            return True
+        asked = next((step.text for step in reversed(theirs.steps) if step.role == "user"), None)
+        if any(step.role == "user" and step.text == asked and step.index < ours[-1].index for step in self._talk.steps):
+            return True
+        return self._talk.opening == theirs.opening and len(ours) > len(theirs.answers)
 
     def _summary(self) -> str | None:
         """The text that the client has put in place of the beginning of the conversation."""
@@ -442,6 +565,7 @@ class _Placing:
         *,
         after: int | None = None,
         setting: str | None = None,
+        instead_of: int | None = None,
     ) -> Placement:
         """A placement; messages from `after` on are what its parent's answer led to."""
         talk = self._talk
@@ -457,6 +581,7 @@ class _Placing:
             because=because,
             next_state=next_state,
             source=source,
+            instead_of=instead_of,
             marks=Marks(
                 heard_spine=talk.heard,
                 block_spine=talk.block,
@@ -498,6 +623,24 @@ def read_next_state(messages: Sequence[Message]) -> tuple[tuple[Message, ...], S
 
 def _unfinished(row: AnyRow) -> bool:
     return row.reason in _UNFINISHED
+
+
+def _came_to_nothing(row: AnyRow) -> bool:
+    """Whether what followed an answer may have been no part of the conversation."""
+    if _unfinished(row):
+        return True
+    words = [clients.read_user_text(spine.flatten(m.get("content"))) for m in row.messages if m["role"] == "user"]
+    return not row.continued and bool(words) and clients.may_be_the_clients(words[-1].text)
+
+
+def _holds(theirs: Conversation, ours: Sequence[tuple[str, str, tuple[spine.Call, ...]]]) -> bool:
+    """Whether a conversation has all of these steps, in order, and perhaps more between them."""
+    steps = iter([(step.role, step.text, step.calls) for step in theirs.steps])
+    return all(step in steps for step in ours)
+
+
+def _is_telling(step: Step) -> bool:
+    return bool(step.calls) or len(step.text) >= _TELLING
 
 
 def _unusable(row: AnyRow) -> bool:
@@ -543,6 +686,8 @@ def _similar(row: AnyRow, step: Step) -> bool:
     if not ours or not theirs:
         return bool(answer.calls)
     if theirs.endswith(f"\n{ours}") or theirs.startswith(f"{ours}\n"):
+        return True
+    if len(ours) >= _TELLING and (theirs.endswith(ours) or theirs.startswith(ours)):
         return True
     if len(theirs) >= 24 and ours.startswith(theirs):
         return True

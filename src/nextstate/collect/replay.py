@@ -25,14 +25,14 @@ from nextstate.dialects import chat, messages, responses
 from nextstate.dialects.reading import Read
 from nextstate.errors import NextstateError
 from nextstate.store.store import Store
-from nextstate.store.turns import NewTurn, Placement, finish_turn, leave_out, open_turn
+from nextstate.store.turns import NewTurn, Placement, finish_turn, leave_out, load_next_state, open_turn
 from nextstate.types import FinishReason, Sampling, SkipReason
 
 _DIALECTS = {
-    "/chat/completions": ("chat", chat.read_messages),
-    "/completions": ("completions", chat.read_prompt),
-    "/responses": ("responses", responses.read_messages),
-    "/messages": ("messages", messages.read_messages),
+    "/chat/completions": ("chat", chat.read_messages, "messages"),
+    "/completions": ("completions", chat.read_prompt, "prompt"),
+    "/responses": ("responses", responses.read_messages, "input"),
+    "/messages": ("messages", messages.read_messages, "messages"),
 }
 _READ_FIELDS = ("model", "messages", "input", "instructions", "system", "prompt", "tools", "functions")
 ID_FIELDS = (
@@ -105,7 +105,7 @@ class Replayed:
     parent: int | None
     """`seq` of the request whose answer it continues."""
     next_state: tuple[Mapping[str, str], ...]
-    """{"role", "text"} of each message that it brought for its parent."""
+    """{"role", "text"} of each message that is kept for its parent: those of the first that follows an answer."""
     reason: str
 
 
@@ -143,14 +143,24 @@ def without_names(request: Recorded) -> Recorded:
     return replace(request, headers={}, body=body)
 
 
-def incoming_of(request: Recorded, continues: int | None = None) -> Incoming | None:
-    """A recorded request as `place` takes it; None when it asks for no answer."""
+def incoming_of(request: Recorded, continues: int | None = None) -> Incoming | str:
+    """A recorded request as `place` takes it, or why it is no turn: no answer was asked for, or none would be given."""
     path = request.path.partition("?")[0].rstrip("/")
     dialect = next((found for end, found in _DIALECTS.items() if path.endswith(end)), None)
     if request.method != "POST" or dialect is None:
-        return None
-    name, reader = dialect
+        return f"{request.method} {request.path} asks for no answer of a model."
+    name, reader, param = dialect
+    given = request.body.get(param)
+    if not isinstance(given, list if param == "messages" else list | str):
+        kinds = "a list" if param == "messages" else "a list or a text"
+        return f"The server would refuse it: '{param}' must be {kinds}; got {_kind(given)}."
+    if param == "messages" and (wrong := next((m for m in given if not isinstance(m, Mapping)), None)) is not None:
+        return f"The server would refuse it: each of 'messages' must be an object; got {_kind(wrong)}."
     read: Read = reader(request.body)
+    if read.unreadable and param != "prompt":  # a prompt may also be given as token ids
+        return f"The server would refuse it: '{param}' holds {', '.join(read.unreadable)}; it takes text only."
+    if not read.messages:
+        return f"The server would refuse it: '{param}' is empty."
     retries = request.headers.get("x-stainless-retry-count", "")
     return Incoming(
         user=_owner(request),
@@ -181,19 +191,23 @@ class _Replaying:
     def request(self, recorded: Recorded) -> Replayed:
         self._finish_until(recorded.at)
         incoming = incoming_of(recorded, self._continued(recorded))
-        if incoming is None or not incoming.messages:
-            what = f"{recorded.method} {recorded.path} asks for no answer of a model."
-            return Replayed(seq=recorded.seq, session=None, kind=NOT_A_TURN, parent=None, next_state=(), reason=what)
+        if isinstance(incoming, str):
+            return Replayed(
+                seq=recorded.seq, session=None, kind=NOT_A_TURN, parent=None, next_state=(), reason=incoming
+            )
         placement = place(self._db, incoming)
         session = self._write(recorded, incoming, placement)
         parent = placement.parent_turn_id
+        kept = None if parent is None else load_next_state(self._db, parent)
+        brought = kept is not None and self._seqs.get(kept[0]) == recorded.seq
         return Replayed(
             seq=recorded.seq,
             session=session,
             kind=placement.kind,
             parent=None if parent is None else self._seqs[parent],
             next_state=tuple(
-                {"role": message["role"], "text": str(message.get("content") or "")} for message in placement.next_state
+                {"role": message["role"], "text": str(message.get("content") or "")}
+                for message in (placement.next_state if brought else ())
             ),
             reason=re.sub(
                 r"\bturn (\d+)", lambda turn: f"request {self._seqs.get(int(turn[1]), '?')}", placement.because
@@ -271,6 +285,10 @@ class _Replaying:
             self._newest_response[incoming.user] = turn_id
 
 
+def _kind(value: Any) -> str:
+    return "nothing" if value is None else type(value).__name__
+
+
 def _owner(recorded: Recorded) -> str:
     """Whose request it is: that of a key."""
     return recorded.headers.get("authorization") or recorded.headers.get("x-api-key") or ""
@@ -323,6 +341,11 @@ def read_recording(path: Path) -> list[Recorded]:
             requests[seq].response = line["response"]
         else:
             raise BadRecording(f"{path}, line {n}: a scripted_response needs an object 'response'.")
+    if not requests:
+        raise BadRecording(
+            f"{path} holds no request, so there is nothing to place. A recording has JSON lines of type request, "
+            "scripted_response and event; see docs/sessions.md."
+        )
     _make_cuts_alike(requests.values())
     return list(requests.values())
 

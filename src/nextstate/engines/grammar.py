@@ -59,7 +59,8 @@ def tool_call_grammar(
         form: hermes is `<tool_call>\\n{"name": ..., "arguments": {...}}\\n</tool_call>`, one after another on new
             lines; llama is one `{"name": ..., "parameters": {...}}`.
         name: of the one tool to call, once; None for any of them.
-        parallel: whether more than one call may follow one another.
+        parallel: whether more than one call may follow one another, eight at most: a small model does not come to an
+            end by itself.
 
     Raises:
         GrammarError: no such tool, or parameters that are wrong or that nothing can fulfil.
@@ -77,7 +78,7 @@ def tool_call_grammar(
     if form == "llama":
         start = "start: call\n"
     else:
-        more = "" if name is not None or not parallel else r' ("\n" tagged)*'
+        more = "" if name is not None or not parallel else r' ("\n" tagged){0,7}'
         start = f'start: tagged{more}\ntagged: opening "\\n" call "\\n" closing\n{_OPEN}{_CLOSE}'
     try:
         return _checked(start + choice + "".join(f"tool_{n}: {text}" for n, text in enumerate(objects)), "tools")

@@ -50,7 +50,7 @@ async def _judge_one(store: Store, judge: Judge, config: JudgeConfig, turn: Turn
         log.exception("judging turn %d failed", turn.turn_id)
         await _failed(store, config, turn, f"{type(error).__name__}: {error}")
     else:
-        if not await store.write(judging.write_verdict, verdict):
+        if not await store.write(judging.write_verdict, verdict, turn.lease_until):
             await store.write(note, "verdict_came_late", turn.turn_id, judge=verdict.judge)
 
 

@@ -60,7 +60,9 @@ def learn_loop(store: Store, trainer: Trainer, config: Config, *, parent_pid: in
             load_version(store, trainer, config, serving)
         # Until the update is a candidate, nobody knows what the weights in memory are.
         loaded_version = -1
-        update_id = store.write_now(learning.start_update, limit=config.learn.max_update_turns)
+        update_id = store.write_now(
+            learning.start_update, limit=config.learn.max_update_turns, session_limit=config.learn.max_session_turns
+        )
         version = run_update(store, trainer, config, update_id)
         if version is None:
             time.sleep(_PAUSE_AFTER_FAILURE_S)
@@ -93,6 +95,10 @@ def run_update(store: Store, trainer: Trainer, config: Config, update_id: int) -
             store.write_now(learning.abandon_update, update_id, "no turn of it could be trained", state="empty")
             return None
         metrics = trainer.update(samples, oldest_version=oldest)
+        if len(metrics["off_policy"]) == len(samples):
+            store.write_now(learning.leave_out_off_policy, metrics["off_policy"])
+            store.write_now(learning.abandon_update, update_id, "no turn of it could be trained", state="empty")
+            return None
         probe = measure(store, trainer, config, update.parent_version)
         metrics["divergence"] = probe["divergence"]
         folder = checkpoint.save(trainer, config.versions_dir, update.version, probe=probe, metrics=metrics)

@@ -54,6 +54,8 @@ class Ask:
     """False: the answer ends behind its first tool call."""
     prompt_ids: TokenIds | None = None
     """The prompt itself, where the client sent tokens; None: the messages are rendered."""
+    prompt_field: str = "messages"
+    """What the dialect calls the field that the prompt is made of."""
     keep_raw: bool = False
     """The text as it was sampled, without looking for reasoning or tool calls in it."""
     report_logprobs: bool = False
@@ -63,16 +65,14 @@ class Ask:
 
 
 async def open_answer(services: Services, ask: Ask) -> Answer:
-    """Write a request down and start to answer it.
+    """Write a request down and start to answer it. It has a place, which the answer gives back when it ends.
 
     Raises:
-        ApiError: the messages cannot be rendered, the prompt is too long, nothing can be sampled so, or too many
-            requests wait; nothing was written.
+        ApiError: the messages cannot be rendered, the prompt is too long, or nothing can be sampled so; nothing was
+            written, and the place is still taken.
     """
     received_at = time.monotonic()
     engine = services.engine
-    if services.overloaded:
-        raise _too_many(services)
     try:
         # In a thread: a prompt of many thousand tokens must not hold up the streams of others.
         prompt = ask.prompt_ids
@@ -84,13 +84,13 @@ async def open_answer(services: Services, ask: Ask) -> Answer:
     except MessagesRefused as error:
         raise ApiError(400, str(error), param="messages") from error
     except ContextLengthExceeded as error:
-        raise ApiError(400, str(error), param="messages", code="context_length_exceeded") from error
+        raise ApiError(400, str(error), param=ask.prompt_field, code="context_length_exceeded") from error
     except SamplingError as error:
-        raise ApiError(400, str(error), code="invalid_schema" if isinstance(error, GrammarError) else None) from error
+        if isinstance(error, GrammarError):
+            field = "tools" if ask.tools else "response_format"
+            raise ApiError(400, str(error), param=field, code="invalid_schema") from error
+        raise ApiError(400, str(error)) from error
     answer = Answer(services, ask, prompt, received_at)
-    # No await between the check and the count, so that a burst cannot slip through between the two.
-    if services.overloaded:
-        raise _too_many(services)
     services.answers.add(answer)
     try:
         turn_id, session_id, session_key, placement = await services.store.write(_open, services, ask, prompt)
@@ -103,17 +103,6 @@ async def open_answer(services: Services, ask: Ask) -> Answer:
     if placement.next_state:
         services.wake_judge()
     return answer
-
-
-def _too_many(services: Services) -> ApiError:
-    services.metrics.overloaded.inc()
-    return ApiError(
-        429,
-        f"{len(services.answers)} requests are being answered or wait, as many as this server takes. Try again soon.",
-        type="rate_limit_error",
-        code="overloaded",
-        headers={"Retry-After": "1"},
-    )
 
 
 def _open(db: Connection, services: Services, ask: Ask, prompt: TokenIds) -> tuple[int, int, str, Placement]:
@@ -259,6 +248,7 @@ class Answer:
                 self._events.put_nowait(error)
         finally:
             self._services.answers.discard(self)
+            self._services.places.taken -= 1
 
     async def _generate(self) -> FinishReason:
         if self._abandoned:

@@ -135,7 +135,23 @@ def sampling_of(
     )
 
 
+_YES, _NO = frozenset({"1", "true", "yes", "on"}), frozenset({"", "0", "false", "no", "off"})
+
 Choice = Literal["auto", "none", "required"]
+
+
+def only_tools(read: Read, names: Sequence[str]) -> Read:
+    """A request of which only these tools may be called.
+
+    Raises:
+        ApiError: one of them is not there.
+    """
+    there = {tool["function"]["name"] for tool in read.tools}
+    if strange := [name for name in names if name not in there]:
+        raise ApiError(
+            400, f"'tool_choice' allows the tool '{strange[0]}', and 'tools' has none such.", param="tool_choice"
+        )
+    return replace(read, tools=tuple(tool for tool in read.tools if tool["function"]["name"] in names))
 
 
 def grammar_of(
@@ -189,6 +205,7 @@ def ask_of(
     parallel_calls: bool = True,
     continues: int | None = None,
     prompt_ids: TokenIds | None = None,
+    prompt_field: str = "messages",
     report_logprobs: bool = False,
 ) -> Ask:
     """A request in our own words.
@@ -197,6 +214,7 @@ def ask_of(
         callable_tools: False where the client forbids calls: the model does not see the tools then.
         continues: the turn whose answer the client says it continues.
         prompt_ids: the prompt itself, for dialects without messages; the text then comes raw.
+        prompt_field: what the dialect calls the field that the prompt is made of.
 
     Raises:
         ApiError: it asks for what this server does not have.
@@ -208,7 +226,9 @@ def ask_of(
     if len(headers.get("x-session-id", "")) > _MAX_KEY:
         raise ApiError(400, f"X-Session-Id has more than {_MAX_KEY} characters.", param="session_id")
     who = caller(request)
-    done = headers.get("x-session-done")
+    done = headers.get("x-session-done", "").lower()
+    if done not in _YES | _NO:
+        raise ApiError(400, f"X-Session-Done is '{done}'; it must be '1' or '0'.", param="session_done")
     retries = headers.get("x-stainless-retry-count", "0")
     fields = body.model_dump(exclude={"messages", "input", "tools", "system", "prompt", "prompt_ids"})
     incoming = Incoming(
@@ -227,10 +247,11 @@ def ask_of(
         sampling=sampling,
         policy=resolve_model(services.engine, body.model),
         learn=learns(who, headers, body.learn),
-        session_done=bool(body.session_done) if done is None else done.lower() in ("1", "true", "yes", "on"),
+        session_done=done in _YES if done else bool(body.session_done),
         tools=read.tools if callable_tools else (),
         parallel_calls=parallel_calls,
         prompt_ids=prompt_ids,
+        prompt_field=prompt_field,
         keep_raw=prompt_ids is not None,
         report_logprobs=report_logprobs,
     )
@@ -240,8 +261,9 @@ async def open_answers(services: Services, ask: Ask, n: int) -> list[Answer]:
     """`n` answers to one request, each a turn of its own. With a seed, each has its own: seed, seed + 1, ...
 
     Raises:
-        ApiError: as `open_answer`; answers that had begun are given up.
+        ApiError: there is no room for them, or as `open_answer`; answers that had begun are given up.
     """
+    _take_places(services, n)
     answers: list[Answer] = []
     try:
         for i in range(n):
@@ -249,7 +271,31 @@ async def open_answers(services: Services, ask: Ask, n: int) -> list[Answer]:
             one = replace(ask, sampling=replace(ask.sampling, seed=seed), beside=answers[0] if answers else None)
             answers.append(await open_answer(services, one))
     except BaseException:
+        services.places.taken -= n - len(answers)  # those that had begun give theirs back themselves
         for answer in answers:
             answer.abandon()
         raise
     return answers
+
+
+def _take_places(services: Services, n: int) -> None:
+    """All or none, before anything is written: what was begun and given up again would look like a client that left.
+
+    Raises:
+        ApiError: there is no room now, or there never is.
+    """
+    if n > services.capacity:
+        raise ApiError(
+            400, f"'n' asks for {n} answers at once; this server has room for {services.capacity}.", param="n"
+        )
+    if services.places.taken + n > services.capacity:
+        services.metrics.overloaded.inc()
+        raise ApiError(
+            429,
+            f"{services.places.taken} answers are under way, and this server has room for {services.capacity}. "
+            "Try again soon.",
+            type="rate_limit_error",
+            code="overloaded",
+            headers={"Retry-After": "1"},
+        )
+    services.places.taken += n

@@ -31,6 +31,11 @@ from nextstate.store.store import Store
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/v1/models"})
 """Probes carry no key, and some clients look for models before they send one."""
 
+
+def _is_open(path: str) -> bool:
+    return path in OPEN_PATHS or path.startswith("/v1/models/")
+
+
 LEARN_HEADER = "x-nextstate-learn"
 
 _FRESH_S = 0.5
@@ -161,7 +166,7 @@ class Admit:
         headers = Headers(scope=scope)
         if self._always or await self._keys.exist():
             found = await self._keys.find(headers)
-            if found is None and scope["path"] not in OPEN_PATHS:
+            if found is None and not _is_open(scope["path"]):
                 message = "No valid API key: send one as 'Authorization: Bearer KEY' or as 'x-api-key: KEY'."
                 status, challenge = HTTPStatus.UNAUTHORIZED, {"WWW-Authenticate": "Bearer"}
                 await refusal(scope, status, message, "invalid_api_key", challenge)(scope, receive, send)

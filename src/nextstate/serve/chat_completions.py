@@ -21,6 +21,7 @@ from nextstate.serve.asking import (
     ask_of,
     count_ignored,
     grammar_of,
+    only_tools,
     open_answers,
     refuse,
     sampling_of,
@@ -150,6 +151,20 @@ class NamedTool(BaseModel):
     function: NamedFunction
 
 
+class AllowedList(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(min_length=1)]
+
+
+class AllowedTools(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedList
+
+
 class ChatCompletionRequest(CommonBody):
     """The fields that mean something here. Others that OpenAI has are refused where ignoring them would make the
     answer something else than asked for, and ignored where not."""
@@ -160,7 +175,7 @@ class ChatCompletionRequest(CommonBody):
     max_completion_tokens: PositiveInt | None = None
     stop: Annotated[list[Annotated[str, Field(min_length=1)]] | None, BeforeValidator(as_list)] = None
     tools: list[Tool] | None = None
-    tool_choice: Choice | NamedTool | None = None
+    tool_choice: Choice | NamedTool | AllowedTools | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     n: Annotated[int, Field(ge=1, le=16)] | None = None
@@ -171,6 +186,7 @@ class ChatCompletionRequest(CommonBody):
     function_call: Any = None
     modalities: Any = None
     audio: Any = None
+    web_search_options: Any = None
 
     def unsupported(self) -> str | None:
         """Name of the first field that asks for what this server cannot do."""
@@ -179,6 +195,7 @@ class ChatCompletionRequest(CommonBody):
             "function_call": self.function_call not in (None, "none", "auto"),
             "modalities": self.modalities not in (None, [], ["text"]),
             "audio": self.audio is not None,
+            "web_search_options": self.web_search_options is not None,
         }
         return next((name for name, wanted in asked.items() if wanted), None)
 
@@ -215,6 +232,9 @@ def read_request(services: Services, body: ChatCompletionRequest, request: Reque
     count_ignored(services, body, read)
     named = body.tool_choice.function.name if isinstance(body.tool_choice, NamedTool) else None
     choice: Choice = body.tool_choice if isinstance(body.tool_choice, str) else "auto"
+    if isinstance(body.tool_choice, AllowedTools):
+        choice = body.tool_choice.allowed_tools.mode
+        read = only_tools(read, [tool.function.name for tool in body.tool_choice.allowed_tools.tools])
     form = body.response_format
     grammar = grammar_of(
         services,

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt
+from pydantic_core import PydanticCustomError
 
 from nextstate.chat.events import TextDelta
 from nextstate.dialects.reading import Read
@@ -23,12 +24,17 @@ from nextstate.serve.streaming import merged, respond, sse
 from nextstate.types import TokenIds
 
 
+def _one_prompt(prompt: Any) -> Any:
+    """Clients may send a list of prompts; a list of one is taken."""
+    if isinstance(prompt, list) and prompt and all(isinstance(one, str | list) for one in prompt):
+        if len(prompt) > 1:
+            raise PydanticCustomError("prompts", "{n} prompts; this server takes one a request", {"n": len(prompt)})
+        return prompt[0]
+    return prompt
+
+
 class CompletionRequest(CommonBody):
-    prompt: (
-        Annotated[str, Field(min_length=1)]
-        | Annotated[list[str], Field(min_length=1, max_length=1)]
-        | Annotated[list[NonNegativeInt], Field(min_length=1)]
-    )
+    prompt: Annotated[str | list[NonNegativeInt], BeforeValidator(_one_prompt), Field(min_length=1)]
     """One prompt: text, or token ids."""
     stream_options: StreamOptions | None = None
     max_tokens: PositiveInt | None = None
@@ -50,7 +56,7 @@ class CompletionRequest(CommonBody):
         return next((name for name, wanted in asked.items() if wanted), None)
 
 
-def raw_prompt(services: Services, prompt: str | Sequence[int]) -> tuple[TokenIds, Read]:
+def raw_prompt(services: Services, prompt: str | Sequence[int], field: str) -> tuple[TokenIds, Read]:
     """A prompt that no template has made, and the message that stands for it in the store.
 
     Raises:
@@ -63,10 +69,10 @@ def raw_prompt(services: Services, prompt: str | Sequence[int]) -> tuple[TokenId
         vocabulary = len(tokenizer)
         strange = next((token for token in prompt if token >= vocabulary), None)
         if strange is not None:
-            raise ApiError(400, f"The prompt holds {strange}; tokens are numbers below {vocabulary}.", param="prompt")
+            raise ApiError(400, f"The prompt holds {strange}; tokens are numbers below {vocabulary}.", param=field)
         ids, text = tuple(prompt), str(tokenizer.decode(prompt))
     if not ids:
-        raise ApiError(400, "The prompt has no tokens; an answer needs at least one before it.", param="prompt")
+        raise ApiError(400, "The prompt has no tokens; an answer needs at least one before it.", param=field)
     return ids, Read(messages=({"role": "user", "content": text},))
 
 
@@ -78,8 +84,7 @@ def router(services: Services) -> APIRouter:
         refused = body.unsupported()
         if refused is not None:
             raise refuse(refused)
-        prompt = body.prompt[0] if isinstance(body.prompt, list) and isinstance(body.prompt[0], str) else body.prompt
-        ids, read = raw_prompt(services, prompt)
+        ids, read = raw_prompt(services, body.prompt, "prompt")
         count_ignored(services, body, read)
         sampling = sampling_of(
             services, body, max_tokens=body.max_tokens, stop=body.stop or (), top_logprobs=body.logprobs or 0
@@ -92,6 +97,7 @@ def router(services: Services) -> APIRouter:
             dialect="completions",
             sampling=sampling,
             prompt_ids=ids,
+            prompt_field="prompt",
             report_logprobs=body.logprobs is not None,
         )
         answers = await open_answers(services, ask, body.n or 1)

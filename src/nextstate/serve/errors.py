@@ -4,6 +4,7 @@ Anthropic's {"type": "error", "error": {"type", "message"}}."""
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
@@ -118,6 +119,11 @@ def field_name(location: Sequence[str | int]) -> str:
     for part in location:
         if isinstance(part, int):
             name += f"[{part}]" if name else ""
-        elif part not in ("body", "header"):
+        elif part not in ("body", "header") and _FIELD.fullmatch(part) and part not in _TYPES:
             name += f".{part}" if name else part
     return name
+
+
+# Where a field may be of several types, pydantic names in the location the one that it tried.
+_FIELD = re.compile(r"[a-z_][a-z0-9_]*")
+_TYPES = frozenset({"str", "int", "float", "bool", "list", "dict", "none"})

@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt
 
 from nextstate.errors import EngineFault
 from nextstate.serve.answer import Answer
-from nextstate.serve.asking import CommonBody, ask_of, count_ignored, open_answers, sampling_of
+from nextstate.serve.asking import CommonBody, ask_of, count_ignored, open_answers, refuse, sampling_of
 from nextstate.serve.chat_completions import as_list
 from nextstate.serve.completions import raw_prompt
 from nextstate.serve.errors import server_error
@@ -26,6 +26,7 @@ from nextstate.serve.streaming import merged, respond, sse
 class GenerateRequest(CommonBody):
     prompt_ids: Annotated[list[NonNegativeInt], Field(min_length=1)]
     max_tokens: PositiveInt | None = None
+    n: int | None = None
     stop: Annotated[list[Annotated[str, Field(min_length=1)]] | None, BeforeValidator(as_list)] = None
 
 
@@ -38,7 +39,9 @@ def router(services: Services) -> APIRouter:
 
         Streaming, every event holds the tokens since the last one; the last event has a finish reason.
         """
-        ids, read = raw_prompt(services, body.prompt_ids)
+        if body.n not in (None, 1):
+            raise refuse("n")
+        ids, read = raw_prompt(services, body.prompt_ids, "prompt_ids")
         count_ignored(services, body, read)
         sampling = sampling_of(services, body, max_tokens=body.max_tokens, stop=body.stop or ())
         ask = ask_of(
@@ -49,6 +52,7 @@ def router(services: Services) -> APIRouter:
             dialect="generate",
             sampling=sampling,
             prompt_ids=ids,
+            prompt_field="prompt_ids",
             report_logprobs=True,
         )
         [answer] = await open_answers(services, ask, 1)

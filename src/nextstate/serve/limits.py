@@ -19,7 +19,7 @@ from nextstate.serve.refusals import refusal
 
 
 class RequireJson:
-    """Answers 415 to a body that does not call itself JSON.
+    """Answers 415 to a body that does not call itself JSON, or that is compressed.
 
     More than a formality: a page in a browser may send a form to loopback unasked, and a form must not be able to
     teach the model anything.
@@ -29,13 +29,19 @@ class RequireJson:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        kind = Headers(scope=scope).get("content-type", "") if scope["type"] == "http" else ""
-        if scope["type"] != "http" or scope["method"] != "POST" or kind.partition(";")[0].strip() == "application/json":
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        kind, packed = headers.get("content-type", ""), headers.get("content-encoding", "identity")
+        if kind.partition(";")[0].strip() == "application/json" and packed == "identity":
             await self._app(scope, receive, send)
             return
         message = (
             f"The body is of type '{kind or 'unknown'}'. Send JSON, with the header 'Content-Type: application/json'."
         )
+        if packed != "identity":
+            message = f"The body is compressed ('{packed}'). Send it as it is, without 'Content-Encoding'."
         answer = refusal(scope, HTTPStatus.UNSUPPORTED_MEDIA_TYPE, message, "unsupported_media_type")
         await answer(scope, receive, send)
 
@@ -156,7 +162,8 @@ def patient(receive_timeout_s: float, send_timeout_s: float) -> type[H11Protocol
     would wait for that client for ever.
 
     Args:
-        receive_timeout_s: a connection on which no request is under way for so long is cut, though headers drip in.
+        receive_timeout_s: a connection that is new, or on which a request has begun, is cut when its headers are not
+            there for so long, though they drip in. One that rests between two requests is uvicorn's to close.
         send_timeout_s: a client that takes nothing of its answer for so long is cut off.
     """
 
@@ -170,9 +177,12 @@ def patient(receive_timeout_s: float, send_timeout_s: float) -> type[H11Protocol
             transport.set_write_buffer_limits(high=0)
             self._await_request()
 
-        def on_response_complete(self) -> None:
-            super().on_response_complete()
-            self._await_request()
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if not self._waits_for_request():
+                self._stop_waiting()
+            elif self._unasked is None:
+                self._await_request()
 
         def send_400_response(self, msg: str) -> None:
             # The body turned out to be no HTTP when the request was already under way: one answer is enough.
@@ -190,17 +200,23 @@ def patient(receive_timeout_s: float, send_timeout_s: float) -> type[H11Protocol
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._unwatch()
-            if self._unasked is not None:
-                self._unasked.cancel()
+            self._stop_waiting()
             super().connection_lost(exc)
 
+        def _waits_for_request(self) -> bool:
+            return self.cycle is None or self.cycle.response_complete
+
         def _await_request(self) -> None:
-            if self._unasked is not None:
-                self._unasked.cancel()
             self._unasked = self.loop.call_later(receive_timeout_s, self._look_for_request)
 
+        def _stop_waiting(self) -> None:
+            if self._unasked is not None:
+                self._unasked.cancel()
+                self._unasked = None
+
         def _look_for_request(self) -> None:
-            if self.cycle is None or self.cycle.response_complete:
+            self._unasked = None
+            if self._waits_for_request():
                 self.transport.abort()
 
         def _watch(self) -> None:

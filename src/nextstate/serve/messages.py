@@ -26,6 +26,7 @@ from nextstate.serve.asking import (
     count_ignored,
     grammar_of,
     open_answers,
+    refuse,
     refuse_unreadable,
     sampling_of,
 )
@@ -138,7 +139,19 @@ class Conversation(CommonBody):
 
 
 class MessagesRequest(Conversation):
-    """The fields that mean something here; others are ignored and counted."""
+    """The fields that mean something here. Others are refused where ignoring them would make the answer something else
+    than asked for, and ignored and counted where not."""
+
+    mcp_servers: Any = None
+    container: Any = None
+
+    @model_validator(mode="after")
+    def says_something_to_answer(self) -> Self:
+        if self.messages[-1].role == "assistant":
+            raise PydanticCustomError(
+                "prefill", "messages ends with one of the assistant; this server cannot go on with an answer"
+            )
+        return self
 
     max_tokens: PositiveInt
     stop_sequences: list[Annotated[str, Field(min_length=1)]] | None = None
@@ -149,6 +162,9 @@ def router(services: Services) -> APIRouter:
 
     @routes.post("/v1/messages", response_model=None)
     async def messages(body: MessagesRequest, request: Request) -> Response:
+        for field in ("mcp_servers", "container"):
+            if getattr(body, field):
+                raise refuse(field)
         ask = read_request(services, body, request)
         try:
             [answer] = await open_answers(services, ask, 1)

@@ -24,6 +24,7 @@ from nextstate.serve.asking import (
     ask_of,
     count_ignored,
     grammar_of,
+    only_tools,
     open_answers,
     refuse,
     refuse_unreadable,
@@ -97,6 +98,14 @@ class NamedTool(BaseModel):
     name: str
 
 
+class AllowedTools(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(min_length=1)]
+
+
 class TextFormat(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -124,7 +133,7 @@ class ResponsesRequest(CommonBody):
     instructions: str | None = None
     previous_response_id: str | None = None
     tools: list[Annotated[dict[str, Any], BeforeValidator(check_tool)]] | None = None
-    tool_choice: Choice | NamedTool | None = None
+    tool_choice: Choice | NamedTool | AllowedTools | None = None
     parallel_tool_calls: bool | None = None
     max_output_tokens: PositiveInt | None = None
     text: TextConfig | None = None
@@ -135,10 +144,14 @@ class ResponsesRequest(CommonBody):
 
     def unsupported(self) -> str | None:
         """Name of the first field that asks for what this server cannot do."""
+        extra = self.model_extra or {}
+        included = extra.get("include")
         asked = {
             "background": bool(self.background),
             "conversation": self.conversation is not None,
             "prompt": self.prompt is not None,
+            "top_logprobs": bool(extra.get("top_logprobs")),
+            "include": isinstance(included, list) and "message.output_text.logprobs" in included,
         }
         return next((name for name, wanted in asked.items() if wanted), None)
 
@@ -189,6 +202,8 @@ async def read_request(services: Services, body: ResponsesRequest, request: Requ
     continues, read = await _behind_previous(services, body, request, read)
     named = body.tool_choice.name if isinstance(body.tool_choice, NamedTool) else None
     choice: Choice = body.tool_choice if isinstance(body.tool_choice, str) else "auto"
+    if isinstance(body.tool_choice, AllowedTools):
+        choice, read = body.tool_choice.mode, only_tools(read, [tool.name for tool in body.tool_choice.tools])
     form = body.text.format if body.text is not None else None
     grammar = grammar_of(
         services,
@@ -256,7 +271,7 @@ class _Reply:
             previous_response_id=body.previous_response_id,
             temperature=sampling.temperature,
             text=body.text.model_dump(by_alias=True, exclude_none=True) if body.text is not None else _PLAIN,
-            tool_choice=body.tool_choice.model_dump() if isinstance(body.tool_choice, NamedTool) else body.tool_choice,
+            tool_choice=body.tool_choice.model_dump() if isinstance(body.tool_choice, BaseModel) else body.tool_choice,
             tools=body.tools or [],
             top_p=sampling.top_p,
         )

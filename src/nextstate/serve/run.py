@@ -17,6 +17,9 @@ from nextstate.errors import ConfigError
 from nextstate.serve.limits import patient
 from nextstate.serve.services import Services
 
+KEEP_ALIVE_S = 75
+"""Longer than clients keep a connection that rests (4 to 15 s). Whoever closes it while the other sends loses a
+request, and only a client knows whether it is about to send."""
 GRACE_S = 5
 """Answers in flight may go on for this long when the server stops."""
 
@@ -67,6 +70,7 @@ async def serve_http(app: FastAPI, listener: socket.socket) -> None:
         log_config=None,
         lifespan="on",
         timeout_graceful_shutdown=GRACE_S,
+        timeout_keep_alive=KEEP_ALIVE_S,
         server_header=False,
     )
     server = _Server(settings, services)

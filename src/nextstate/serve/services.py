@@ -44,6 +44,17 @@ class ServingEngine(Engine, Protocol):
         ...
 
 
+@dataclass(slots=True)
+class Places:
+    """How many answers are under way, those that are about to begin included.
+
+    Counted here and not in the engine: there, a request arrives only when its turn is written down, and a burst would
+    slip through before.
+    """
+
+    taken: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
     store: Store
@@ -60,11 +71,11 @@ class Services:
     """Called when a turn may have become ready for a verdict."""
     answers: set[Answer] = field(default_factory=set)
     """Turns being answered now."""
+    places: Places = field(default_factory=lambda: Places())
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the server stops: an answer that ends early from then on was not given up by its client."""
 
     @property
-    def overloaded(self) -> bool:
-        """Whether as many requests wait for a free stream as may wait."""
-        # Counted here and not in the engine: there, a request arrives only when its turn is written down.
-        return len(self.answers) >= self.config.engine.max_streams + self.config.serve.max_queue
+    def capacity(self) -> int:
+        """Answers that may be under way at once: being generated, or waiting for a free stream."""
+        return self.config.engine.max_streams + self.config.serve.max_queue

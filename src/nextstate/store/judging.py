@@ -9,7 +9,7 @@ from sqlalchemy import Connection, delete, insert, or_, select, update
 
 from nextstate.store.schema import feedback, hints, next_states, samples, turns, verdicts, votes
 from nextstate.store.store import note
-from nextstate.store.turns import leave_out, load_messages
+from nextstate.store.turns import can_be_judged_again, leave_out, load_messages
 from nextstate.types import (
     Feedback,
     FinishReason,
@@ -30,7 +30,8 @@ def claim_unjudged(db: Connection, *, limit: int, lease_s: float) -> list[TurnTo
     waiting = select(*columns).where(turns.c.state == TurnState.CONTINUED, free)
     rows = db.execute(waiting.order_by(turns.c.turn_id).limit(limit)).all()
     ids = [row.turn_id for row in rows]
-    db.execute(update(turns).where(turns.c.turn_id.in_(ids)).values(lease_until=now + lease_s))
+    lease_until = now + lease_s
+    db.execute(update(turns).where(turns.c.turn_id.in_(ids)).values(lease_until=lease_until))
     claimed = []
     for row in rows:
         conversation = load_messages(db, row.turn_id)
@@ -44,6 +45,7 @@ def claim_unjudged(db: Connection, *, limit: int, lease_s: float) -> list[TurnTo
                 finish_reason=FinishReason(row.finish_reason),
                 malformed_calls=row.malformed_calls,
                 feedback=_newest_feedback(db, row.turn_id),
+                lease_until=lease_until,
             )
         )
     return claimed
@@ -66,12 +68,18 @@ def _newest_feedback(db: Connection, turn_id: int) -> Feedback | None:
     return Feedback(value=Vote(row.value), words=row.words) if row else None
 
 
-def write_verdict(db: Connection, verdict: Verdict) -> bool:
+def write_verdict(db: Connection, verdict: Verdict, lease_until: float | None = None) -> bool:
     """Add a verdict; a signed one makes the turn a sample, any other leaves it out with the reason.
 
-    Returns False, and changes nothing, when the turn no longer waits for one: another judge was quicker.
+    Returns False, and changes nothing, when the turn no longer waits for one: another judge was quicker, or what the
+    judge was shown has been replaced since.
+
+    Args:
+        lease_until: of the claim under which the turn was judged; None: any.
     """
     waiting = update(turns).where(turns.c.turn_id == verdict.turn_id, turns.c.state == TurnState.CONTINUED)
+    if lease_until is not None:
+        waiting = waiting.where(turns.c.lease_until == lease_until)
     if db.execute(waiting.values(state=TurnState.JUDGED, lease_until=None)).rowcount == 0:
         return False
     now = time.time()
@@ -112,9 +120,6 @@ def judge_failed(db: Connection, turn_id: int, why: str, *, max_attempts: int, r
         leave_out(db, [turn_id], SkipReason.JUDGE_GAVE_UP, f"The judge failed {attempts} times; the last time: {why}")
 
 
-_REVIVED_BY_FEEDBACK = (SkipReason.NO_NEXT_STATE, SkipReason.NEUTRAL, SkipReason.ABSTAINED, SkipReason.JUDGE_GAVE_UP)
-
-
 def add_feedback(db: Connection, turn_id: int, given: Feedback) -> str:
     """Keep explicit feedback. A turn that is not in an update yet is judged again, by it.
 
@@ -131,8 +136,7 @@ def add_feedback(db: Connection, turn_id: int, given: Feedback) -> str:
     db.execute(insert(feedback).values(values))
     if row.state in (TurnState.TRAINING, TurnState.TRAINED):
         return "already_trained"
-    waits = row.state in (TurnState.FINISHED, TurnState.CONTINUED, TurnState.JUDGED)
-    if not waits and row.reason not in _REVIVED_BY_FEEDBACK:
+    if not can_be_judged_again(row):
         return "kept"
     db.execute(delete(samples).where(samples.c.turn_id == turn_id))
     again = {"state": TurnState.CONTINUED, "reason": None, "detail": None, "lease_until": None, "judge_attempts": 0}

@@ -13,10 +13,13 @@ from typing import Any
 
 from sqlalchemy import Connection, func, insert, select, update
 
-from nextstate.store.schema import events, policy_versions, samples, turns, updates
+from nextstate.store.schema import events, hints, policy_versions, samples, turns, updates
 from nextstate.store.store import AnyRow, note
 from nextstate.store.turns import leave_out, load_messages, load_tools, load_turn
 from nextstate.types import SkipReason, Turn, TurnState, VersionState
+
+MAX_HINTS = 3
+"""Candidates for one turn; the published method's number. Choosing by overlap reads every one of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +30,8 @@ class Sample:
     user: str
     reward: int
     """+1 or -1."""
-    hint: str | None
-    """What the teacher reads; None: no teacher for this turn."""
+    hints: tuple[str, ...]
+    """Candidates for what the teacher reads, most trusted first, each once; none: no teacher for this turn."""
     messages: tuple[Mapping[str, Any], ...]
     """The request's messages, into which the hint goes."""
     tools: tuple[Mapping[str, Any], ...] = ()
@@ -77,15 +80,24 @@ def held_out_turns(db: Connection, *, limit: int, max_tokens: int) -> list[tuple
     return [(load_turn(db, row.turn_id), int(row.reward)) for row in rows]
 
 
-def start_update(db: Connection, *, limit: int) -> int:
-    """Take up to `limit` waiting samples, oldest first, into a new update on the serving version. Returns its id."""
+def start_update(db: Connection, *, limit: int, session_limit: int | None = None) -> int:
+    """Take up to `limit` waiting samples, oldest first, into a new update on the serving version. Returns its id.
+
+    Args:
+        session_limit: most of them that may be of one session; its others wait. One that goes round in circles would
+            fill a batch otherwise (W8). None: no such limit.
+    """
     parent = serving_version(db)
     highest = db.execute(select(func.max(policy_versions.c.version))).scalar_one()
     used = db.execute(select(func.max(updates.c.version))).scalar() or 0
     values = {"parent_version": parent, "version": max(highest, used) + 1, "state": "running"}
     made = insert(updates).values(started_at=time.time(), **values).returning(updates.c.update_id)
     update_id = int(db.execute(made).scalar_one())
-    ready = select(turns.c.turn_id).where(turns.c.state == TurnState.JUDGED).order_by(turns.c.turn_id).limit(limit)
+    nth = func.row_number().over(partition_by=turns.c.session_id, order_by=turns.c.turn_id).label("nth")
+    waiting = select(turns.c.turn_id, nth).where(turns.c.state == TurnState.JUDGED).subquery()
+    ready = select(waiting.c.turn_id).order_by(waiting.c.turn_id).limit(limit)
+    if session_limit is not None:
+        ready = ready.where(waiting.c.nth <= session_limit)
     take = update(turns).where(turns.c.turn_id.in_(ready.scalar_subquery()))
     db.execute(take.values(state=TurnState.TRAINING, update_id=update_id))
     return update_id
@@ -95,7 +107,7 @@ def load_update(db: Connection, update_id: int) -> RunningUpdate:
     """A running update with its samples, in turn order."""
     row = db.execute(select(updates).where(updates.c.update_id == update_id)).one()
     query = (
-        select(turns.c.turn_id, turns.c.user, turns.c.dialect, turns.c.tool_set, samples.c.reward, samples.c.hint)
+        select(turns.c.turn_id, turns.c.user, turns.c.dialect, turns.c.tool_set, samples.c.reward, samples.c.verdict_id)
         .join(samples)
         .where(turns.c.update_id == update_id, turns.c.state == TurnState.TRAINING)
         .order_by(turns.c.turn_id)
@@ -106,7 +118,7 @@ def load_update(db: Connection, update_id: int) -> RunningUpdate:
             user=r.user,
             reward=r.reward,
             # A raw prompt was not made of messages, so no hint can be put into it.
-            hint=None if r.dialect in ("completions", "generate") else r.hint,
+            hints=() if r.dialect in ("completions", "generate") else _hints(db, r.verdict_id),
             messages=load_messages(db, r.turn_id)[:-1],
             tools=load_tools(db, r.tool_set),
         )
@@ -115,9 +127,20 @@ def load_update(db: Connection, update_id: int) -> RunningUpdate:
     return RunningUpdate(update_id=update_id, parent_version=row.parent_version, version=row.version, samples=found)
 
 
+def _hints(db: Connection, verdict_id: int) -> tuple[str, ...]:
+    """A verdict's hints, most trusted first, at most MAX_HINTS."""
+    query = select(hints.c.text).where(hints.c.verdict_id == verdict_id).order_by(hints.c.n).limit(MAX_HINTS)
+    return tuple(db.execute(query).scalars())
+
+
 def finish_update(db: Connection, update_id: int, *, artifact: str, metrics: Mapping[str, Any]) -> None:
-    """The artifact is on disk: its turns are trained, and its version is a candidate."""
+    """The artifact is on disk: its turns are trained, and its version is a candidate.
+
+    Args:
+        metrics: of `Trainer.update`; the turns that it names as off policy took no part, and are left out.
+    """
     now = time.time()
+    leave_out_off_policy(db, metrics.get("off_policy", {}))
     done = update(updates).where(updates.c.update_id == update_id, updates.c.state == "running")
     row = db.execute(
         done.values(state="done", finished_at=now, metrics=dict(metrics)).returning(
@@ -132,6 +155,18 @@ def finish_update(db: Connection, update_id: int, *, artifact: str, metrics: Map
     values = {"version": row.version, "parent_version": row.parent_version, "update_id": update_id}
     made = insert(policy_versions).values(artifact=artifact, state=VersionState.CANDIDATE, created_at=now, **values)
     db.execute(made)
+
+
+def leave_out_off_policy(db: Connection, log_ratios: Mapping[str, float]) -> None:
+    """Close turns that an update kept out.
+
+    Args:
+        log_ratios: by turn id, mean nats a token that the version in training gives more than the sampler's gave.
+    """
+    for turn_id, ratio in log_ratios.items():
+        than = f"{abs(ratio):.2f} nats {'more' if ratio > 0 else 'less'} likely"
+        why = f"To the version in training its tokens are on average {than} than when they were sampled."
+        leave_out(db, [int(turn_id)], SkipReason.OFF_POLICY, why)
 
 
 def abandon_update(db: Connection, update_id: int, error: str, *, state: str = "failed") -> None:

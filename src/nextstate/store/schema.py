@@ -183,7 +183,7 @@ samples = Table(
     Column("turn_id", ForeignKey("turns.turn_id"), primary_key=True),
     Column("verdict_id", ForeignKey("verdicts.verdict_id"), nullable=False),
     Column("reward", SmallInteger, nullable=False, comment="1 or -1"),
-    Column("hint", Text, comment="what the teacher reads; null: this turn has no teacher"),
+    Column("hint", Text, comment="the most trusted hint; null: this turn has no teacher"),
     Column("created_at", Float, nullable=False),
 )
 

@@ -11,7 +11,7 @@ from hashlib import sha256
 from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import ColumnElement, Connection, Select, bindparam, exists, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Select, bindparam, delete, exists, func, insert, select, update
 
 from nextstate.errors import TokenMismatch
 from nextstate.store.arrays import (
@@ -22,7 +22,7 @@ from nextstate.store.arrays import (
     unpack_logprobs,
     unpack_versions,
 )
-from nextstate.store.schema import next_states, sessions, tool_sets, turns
+from nextstate.store.schema import feedback, next_states, samples, sessions, tool_sets, turns
 from nextstate.store.store import AnyRow, note
 from nextstate.types import (
     FinishReason,
@@ -64,6 +64,8 @@ class Placement:
     next_state: tuple[Message, ...] = ()
     """What follows the parent's answer."""
     source: Source | None = None
+    instead_of: int | None = None
+    """The turn that was taken for what follows the parent's answer until this one showed that it is not."""
     marks: Marks = field(default_factory=Marks)
 
 
@@ -123,6 +125,8 @@ def open_turn(db: Connection, new: NewTurn) -> tuple[int, int, str]:
         **asdict(place.marks),
     }
     turn_id = int(db.execute(insert(turns).values(row).returning(turns.c.turn_id)).scalar_one())
+    if place.parent_turn_id is not None and place.instead_of is not None:
+        _take_back(db, place.parent_turn_id, place.instead_of, turn_id)
     if place.parent_turn_id is not None and place.next_state:
         _add_next_state(db, place, turn_id, now)
     return turn_id, session_id, key
@@ -178,6 +182,37 @@ def _add_next_state(db: Connection, place: Placement, turn_id: int, now: float) 
         turns.c.turn_id == place.parent_turn_id, (turns.c.state == TurnState.FINISHED) | ended
     )
     db.execute(waiting.values(state=TurnState.CONTINUED, reason=None, detail=None))
+
+
+JUDGED_AGAIN = (SkipReason.NO_NEXT_STATE, SkipReason.NEUTRAL, SkipReason.ABSTAINED, SkipReason.JUDGE_GAVE_UP)
+"""What a turn was left out for that better evidence may change."""
+
+
+def can_be_judged_again(row: AnyRow) -> bool:
+    """Whether other evidence would still count: a turn, by its state and reason, that is in no update."""
+    return row.state in (TurnState.FINISHED, TurnState.CONTINUED, TurnState.JUDGED) or row.reason in JUDGED_AGAIN
+
+
+def _take_back(db: Connection, turn_id: int, from_turn_id: int, by_turn_id: int) -> None:
+    """Take away a next state that proved to be none, with what was made of it. A turn in an update keeps it."""
+    row = db.execute(select(turns.c.state, turns.c.reason).where(turns.c.turn_id == turn_id)).one()
+    if not can_be_judged_again(row):
+        return
+    taken = delete(next_states).where(next_states.c.turn_id == turn_id, next_states.c.from_turn_id == from_turn_id)
+    if db.execute(taken).rowcount == 0:
+        return
+    told = select(feedback.c.feedback_id).where(feedback.c.turn_id == turn_id)
+    if db.execute(told.limit(1)).first() is None:  # else the verdict rests on that
+        db.execute(delete(samples).where(samples.c.turn_id == turn_id))
+        afresh = {"state": TurnState.FINISHED, "reason": None, "detail": None, "lease_until": None, "judge_attempts": 0}
+        db.execute(update(turns).where(turns.c.turn_id == turn_id).values(afresh))
+    because = f"Turn {by_turn_id} went on from the same answer without it: it was work on the side."
+    unfinished = turns.c.reason.in_((SkipReason.ABORTED, SkipReason.ENGINE_FAULT, SkipReason.SERVER_STOPPED))
+    aside = (turns.c.turn_id == from_turn_id) & (turns.c.reason.is_(None) | ~unfinished)
+    db.execute(update(turns).where(aside).values(kind="side", placed_because=because))
+    done = update(turns).where(aside, turns.c.state == TurnState.FINISHED)
+    db.execute(done.values(state=TurnState.LEFT_OUT, reason=SkipReason.SIDE_REQUEST, detail=because))
+    note(db, "next_state_replaced", turn_id, was_from=from_turn_id, now_from=by_turn_id)
 
 
 def finish_turn(
@@ -428,6 +463,31 @@ def waiting_turns(db: Connection, session_id: int) -> list[AnyRow]:
     query = select(*_FOUND, _CONTINUED).where(turns.c.session_id == session_id, turns.c.kind != "side")
     newest = db.execute(query.order_by(turns.c.turn_id.desc()).limit(_MAX_SEEN))
     return [row for row in newest if row.tool_calls and not row.continued]
+
+
+def newest_turns(db: Connection, session_id: int) -> list[AnyRow]:
+    """The newest MAX_FOUND turns of a session, newest first, without side requests; the columns of `find_turns`."""
+    query = select(*_FOUND, _CONTINUED).where(turns.c.session_id == session_id, turns.c.kind != "side")
+    return list(db.execute(query.order_by(turns.c.turn_id.desc()).limit(MAX_FOUND)))
+
+
+def followers(db: Connection, row: AnyRow) -> list[AnyRow] | None:
+    """What followed a turn's answer, newest first, without side requests; the columns of `find_turns` and `messages`.
+
+    None when that began further back than is looked: among the newest turns of a session only.
+    """
+    query = select(*_FOUND, _CONTINUED, turns.c.messages).where(turns.c.session_id == row.session_id)
+    newest = list(db.execute(query.order_by(turns.c.turn_id.desc()).limit(_MAX_SEEN)))
+    if len(newest) == _MAX_SEEN and newest[-1].turn_id > row.turn_id:
+        return None
+    return [child for child in newest if child.parent_turn_id == row.turn_id and child.kind != "side"]
+
+
+def load_next_state(db: Connection, turn_id: int) -> tuple[int, tuple[Message, ...]] | None:
+    """The request that brought a turn its next state, and that state; None when it has none."""
+    columns = next_states.c.from_turn_id, next_states.c.messages
+    row = db.execute(select(*columns).where(next_states.c.turn_id == turn_id)).first()
+    return None if row is None else (row.from_turn_id, tuple(row.messages))
 
 
 def waits_for_its_conversation(db: Connection, session_id: int) -> bool:
