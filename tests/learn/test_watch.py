@@ -118,6 +118,29 @@ def test_it_decides_by_evidence_and_never_on_few_verdicts(live: int, reference: 
     assert found.decides(WatchConfig()) is decided
 
 
+def compared(version: int, live: tuple[int, int], reference: tuple[int, int], evidence: float) -> Comparison:
+    counts = {"live_good": live[0], "live_bad": live[1], "reference_good": reference[0], "reference_bad": reference[1]}
+    return Comparison(version=version, **counts, e_value=evidence)
+
+
+def test_the_change_by_hand():
+    # 4 of 4 before and 0 of 4 since, against 4 of 8 throughout: 8 ln 2.
+    assert compared(1, (0, 4), (4, 0), 1.0).change == pytest.approx(8 * math.log(2))
+    assert compared(1, (4, 0), (0, 4), 1.0).change == 0.0  # better
+    assert compared(1, (0, 0), (4, 0), 1.0).change == 0.0
+
+
+def test_the_version_with_which_it_began_is_blamed_whichever_test_found_it():
+    bad = compared(3, (1, 14), (80, 20), 60.0)
+    before = compared(2, (9, 16), (72, 18), 120.0)
+    found = watch.blame([bad, before], WatchConfig())
+    assert found is not None
+    assert found[0] is bad
+    assert "it began with version 3" in found[1]
+    assert watch.blame([bad], WatchConfig()) is None  # not evidence enough by itself
+    assert watch.blame([], WatchConfig()) is None
+
+
 # -- on a store -------------------------------------------------------------------------------------------------------
 
 
@@ -289,12 +312,12 @@ def test_a_decision_is_not_carried_out_while_another_version_waits_or_after_it_h
     for _ in range(16):
         answered(store, bad, Vote.BAD)
     make_version(store, promote=False)
-    assert store.read_now(watch.worst_to_take_back, WatchConfig()) is not None
+    assert store.read_now(watch.to_take_back, WatchConfig()) is not None
     assert store.write_now(watch.take_back_worst, WatchConfig()) is None
     store.write_now(learning.reject, 2, "it drifted", {})
     decision = store.write_now(watch.take_back_worst, WatchConfig())
     assert decision is not None
-    assert (decision[0].version, decision[1]) == (bad, 0)
+    assert decision[:2] == (bad, 0)
     assert store.write_now(watch.take_back_worst, WatchConfig()) is None
     store.write_now(learning.promote, 0, {})
-    assert store.read_now(watch.worst_to_take_back, WatchConfig()) is None
+    assert store.read_now(watch.to_take_back, WatchConfig()) is None

@@ -109,12 +109,29 @@ class Comparison:
         fewest = min(self.live_good + self.live_bad, self.reference_good + self.reference_bad)
         return fewest >= config.min_turns and self.e_value >= 1 / config.alpha
 
+    @property
+    def change(self) -> float:
+        """Log of the likelihood ratio between two rates of good verdicts, since the version and before it, and one
+        rate throughout, nats; 0 where the rate since is not the lower one."""
+        live, reference = self.live_good + self.live_bad, self.reference_good + self.reference_bad
+        if not live or not reference or self.live_good / live >= self.reference_good / reference:
+            return 0.0
+        return (
+            _best_log_likelihood(self.live_good, self.live_bad)
+            + _best_log_likelihood(self.reference_good, self.reference_bad)
+            - _best_log_likelihood(self.live_good + self.reference_good, self.live_bad + self.reference_bad)
+        )
+
     def __str__(self) -> str:
         return (
             f"{self.live_good} of {self.live_good + self.live_bad} verdicts are good since version {self.version}, "
             f"{self.reference_good} of {self.reference_good + self.reference_bad} were before; "
             f"e-value {self.e_value:.3g}"
         )
+
+
+def _best_log_likelihood(good: int, bad: int) -> float:
+    return sum(count * math.log(count / (good + bad)) for count in (good, bad) if count)
 
 
 def compare(
@@ -158,21 +175,37 @@ def comparisons(db: Connection) -> list[Comparison]:
     return compare(line, watched, watching.signed_turns(db, since=since))
 
 
-def worst_to_take_back(db: Connection, config: WatchConfig) -> Comparison | None:
-    """The version with the most evidence against it, if that is enough."""
-    worst = max(comparisons(db), key=lambda one: one.e_value, default=None)
-    return worst if worst is not None and worst.decides(config) else None
+def blame(found: Sequence[Comparison], config: WatchConfig) -> tuple[Comparison, str] | None:
+    """The version to take back and why, as soon as any of them has evidence enough against it.
+
+    That says that something has become worse since; when it did is another question. It is answered by where the
+    verdicts before and after differ most, or a good version would often go with a bad one that was built on it.
+    """
+    evidence = max(found, key=lambda one: one.e_value, default=None)
+    if evidence is None or not any(one.decides(config) for one in found):
+        return None
+    blamed = max(found, key=lambda one: (one.change, one.e_value))
+    if blamed is evidence:
+        return blamed, str(blamed)
+    return blamed, f"{evidence}; it began with version {blamed.version}: {blamed}"
 
 
-def take_back_worst(db: Connection, config: WatchConfig) -> tuple[Comparison, int] | None:
-    """Take it back, and say which version is to serve. None: there is none any more, or another waits for the gate.
+def to_take_back(db: Connection, config: WatchConfig) -> tuple[Comparison, str] | None:
+    """`blame` for what the store holds now."""
+    return blame(comparisons(db), config)
+
+
+def take_back_worst(db: Connection, config: WatchConfig) -> tuple[int, int, str] | None:
+    """Take back what is to blame, and say which version that was, which is to serve, and why. None: nothing is to
+    blame any more, or another version waits for the gate.
 
     One transaction: what serves may change while verdicts are being counted.
     """
-    worst = worst_to_take_back(db, config)
-    if worst is None or learning.goes_back(db) or learning.candidate(db) is not None:
+    found = to_take_back(db, config)
+    if found is None or learning.goes_back(db) or learning.candidate(db) is not None:
         return None
-    return worst, learning.take_back(db, worst.version, str(worst), asdict(worst))
+    blamed, why = found
+    return blamed.version, learning.take_back(db, blamed.version, why, asdict(blamed)), why
 
 
 async def watch_loop(store: Store, config: WatchConfig) -> None:
@@ -188,9 +221,8 @@ async def watch_loop(store: Store, config: WatchConfig) -> None:
         if await store.read(learning.goes_back):
             await store.write(learning.go_back)
         elif (newest := await store.read(watching.newest_signal)) != seen:
-            if not await store.read(worst_to_take_back, config):
+            if not await store.read(to_take_back, config):
                 seen = newest
             elif decision := await store.write(take_back_worst, config):
-                worst, back_to = decision
-                log.warning("version %d is taken back, version %d is to serve: %s", worst.version, back_to, worst)
+                log.warning("version %d is taken back, version %d is to serve: %s", *decision)
         await asyncio.sleep(_POLL_S)
