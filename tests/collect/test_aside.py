@@ -108,6 +108,14 @@ def test_what_goes_on_without_an_instruction_takes_its_place(talk: Talk, store: 
     assert [(kind, turn) for kind, turn, _ in events] == [("next_state_replaced", first)]
 
 
+def test_a_request_that_names_the_answer_takes_the_place_of_an_instruction_too(talk: Talk):
+    first = talk.ask([OPENING], ANSWER)
+    talk.ask([FOREIGN], "Mond, Meer, Ebbe", continues=first)
+    real = talk.ask([WRONG], "Sorry.", continues=first)
+    assert (talk.row(real).kind, talk.row(first).next_state) == ("continuation", [WRONG])
+    assert talk.row(talk.ask([user("And in the Baltic?")], continues=first)).kind == "branch"
+
+
 def test_several_instructions_one_after_another_are_got_over(talk: Talk):
     first = talk.ask([OPENING], ANSWER)
     talk.ask([OPENING, ANSWER, FOREIGN], "Mond, Meer, Ebbe")
