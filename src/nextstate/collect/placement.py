@@ -421,11 +421,10 @@ class _Placing:
             kind = "continuation" if newest is None or newest.turn_id < row.turn_id else "branch"
             return self._placement(row.session_id, kind, row.parent_turn_id, because, after=after)
         kind, how, instead_of = "continuation", found.how, None
-        if row.continued and found.by != "shortened":
+        if row.continued and (instead_of := self._instead_of(row, found.after)) is not None:
+            how = f"It goes on from the answer of turn {row.turn_id}; turn {instead_of} before it came to nothing."
+        elif row.continued and found.by != "shortened":
             kind, how = "branch", f"It goes on from the answer of turn {row.turn_id} in another way than before."
-            if (instead_of := self._instead_of(row, found.after)) is not None:
-                kind = "continuation"
-                how = f"It goes on from the answer of turn {row.turn_id}; turn {instead_of} before it came to nothing."
         if any(step.index >= found.after for step in self._talk.answers):
             how = f"It repeats the conversation up to the answer of turn {row.turn_id}; later answers are not ours."
         return self._placement(row.session_id, kind, row.turn_id, how, after=found.after, instead_of=instead_of)
