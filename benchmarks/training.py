@@ -39,8 +39,9 @@ from nextstate.report.stats import quantile
 SIDES = ("ours", "padded")
 LENGTHS = ("equal", "spread")
 TURNS = 16
-LEARN = LearnConfig(distillation="subset", top_k=4)
-"""Both sides compute the same loss; with the published hybrid's subset, the padded side is short enough to read."""
+LEARN = LearnConfig(distillation="subset", top_k=4, max_log_ratio=100)
+"""Both sides compute the same loss; with the published hybrid's subset, the padded side is short enough to read. No
+turn is kept out for the log-probs that were made up for it."""
 HINT = "Answer in one short sentence, please."
 PADDED_TURNS = 2
 """Turns a batch of the padded side: two of 300 tokens are about what `learn.micro_batch_tokens` holds."""
@@ -191,7 +192,9 @@ def made_up_samples(tokenizer: Any, lengths: str) -> list[Any]:
         )
         hint = HINT if n % 2 == 0 else None
         messages = (_asked(tokenizer, content),)
-        samples.append(Sample(turn=turn, user="bench", reward=-1 if hint else 1, hint=hint, messages=messages))
+        samples.append(
+            Sample(turn=turn, user="bench", reward=-1 if hint else 1, hints=(hint,) if hint else (), messages=messages)
+        )
     return samples
 
 
@@ -238,8 +241,8 @@ def _padded(model: str, lengths: str) -> Update:
     def reply_logprobs(rows: Sequence[Row], *, hinted: bool = False, adapter: bool = True) -> Tensor:
         """[N, V] at the reply positions of all rows, cut out of log-probs at all positions."""
         nonlocal computed
-        prompts = [row.hinted_prompt_ids if hinted else row.prompt_ids for row in rows]
-        sequences = [[*(prompt or ()), *row.reply_ids] for prompt, row in zip(prompts, rows, strict=True)]
+        prompts = [row.hinted_prompts[0] if hinted else row.prompt_ids for row in rows]
+        sequences = [[*prompt, *row.reply_ids] for prompt, row in zip(prompts, rows, strict=True)]
         longest = max(map(len, sequences))
         computed += longest * len(rows)
         ids_BT = torch.tensor([ids + [0] * (longest - len(ids)) for ids in sequences])
@@ -275,10 +278,8 @@ def _padded(model: str, lengths: str) -> Update:
             ids_N1 = torch.tensor([[t] for row in batch for t in row.reply_ids])
             with torch.no_grad():
                 base_N = reply_logprobs(batch, adapter=False).gather(1, ids_N1)[:, 0]
-                taught = [row for row in batch if row.hinted_prompt_ids is not None]
-                has_teacher_N = torch.tensor(
-                    [row.hinted_prompt_ids is not None for row in batch for _ in row.reply_ids]
-                )
+                taught = [row for row in batch if row.hinted_prompts]
+                has_teacher_N = torch.tensor([bool(row.hinted_prompts) for row in batch for _ in row.reply_ids])
                 teacher_NK = torch.full_like(top_NK, torch.nan, dtype=old_NV.dtype)
                 if taught:
                     teacher_NK[has_teacher_N] = reply_logprobs(taught, hinted=True).gather(1, top_NK[has_teacher_N])

@@ -102,6 +102,10 @@ class JudgeConfig(_Section):
         return url
 
 
+HintChoice = Literal["first", "overlap", "overlap_by_token", "random", "longest"]
+Divergence = Literal["reverse_kl", "forward_kl", "jsd"]
+
+
 class LearnConfig(_Section):
     enabled: bool = True
     objective: Literal["binary", "distillation", "hybrid"] = "hybrid"
@@ -123,20 +127,38 @@ class LearnConfig(_Section):
     """w_RL: weight of the binary reward."""
     teacher_weight: NonNegativeFloat = 1.0
     """w_OPD: weight of the hinted teacher."""
-    teacher: Literal["policy", "base"] = "policy"
-    """Who reads the hint: the policy itself, which builds on what it has learned, or the base, which bounds it."""
+    teacher: Literal["policy", "average", "base"] = "policy"
+    """Who reads the hint: the policy itself, which builds on what it has learned; a moving average of it, which one bad
+    update does not take along; or the base, which bounds it."""
+    average_rate: Annotated[float, Field(gt=0, le=1)] = 0.05
+    """Of the moving average: how far it goes towards the policy after each update."""
+    hint_choice: HintChoice = "first"
+    """Which of a turn's hints the teacher reads: the most trusted one; the one after which its top_k tokens are most
+    often the policy's, over the reply or token by token (one teacher pass for each hint); any; the longest."""
     distillation: Literal["sampled", "subset", "topk"] = "topk"
-    """What the teacher corrects: the sampled token; the student's top_k, as the published hybrid does; or the
+    """What the teacher corrects: the sampled token; a subset of likely tokens, as the published hybrid does; or the
     divergence over the teacher's top_k tokens and the rest, which ends at the teacher and lets no mass escape."""
+    subset: Literal["student", "teacher", "intersection"] = "student"
+    """Whose top_k tokens "subset" corrects. A position where student and teacher have none in common is masked."""
+    divergence: Divergence = "reverse_kl"
+    """What "topk" makes small: reverse KL settles on what the teacher says most, forward KL covers all that it might
+    say, the Jensen-Shannon divergence stands between."""
+    jsd_alpha: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """The teacher's share of the mixture that "jsd" measures from."""
     top_k: PositiveInt = 32
     gap_clip: PositiveFloat = 1.0
     """C: bound on the teacher's log-prob gap, nats."""
     importance_cap: PositiveFloat = 2.0
     """Truncation of the importance weight between the version that sampled a token and the one being trained."""
+    max_log_ratio: PositiveFloat = 2.0
+    """A turn whose reply is on average this many nats a token more or less likely to the version being trained than to
+    the one that sampled it is left out: hardly any of its tokens is one that this version would have said."""
+    max_session_share: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Share of the largest update that one session may fill; its other turns wait for the next."""
     kl_weight: NonNegativeFloat = 0.05
     """beta: weight of the k3 estimate of the divergence from the base."""
-    baseline_rate: Annotated[float, Field(gt=0, le=1)] = 0.1
-    """Rate of the running mean reward that is subtracted."""
+    baseline_rate: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """Rate of the running mean reward that is subtracted; at 0 rewards stay as they are."""
     lag_versions: NonNegativeInt = 4
     """Publishes a token may trail the version being trained; older tokens are masked."""
     max_turn_tokens: PositiveInt = 4096
@@ -152,6 +174,11 @@ class LearnConfig(_Section):
         """Most turns in one update: where turns have piled up, larger updates keep them from going stale."""
         return 2 * self.batch_turns
 
+    @property
+    def max_session_turns(self) -> int:
+        """Most turns of one session in one update. One at least, so that every turn's time comes."""
+        return max(1, int(self.max_session_share * self.max_update_turns))
+
     @model_validator(mode="after")
     def check(self) -> Self:
         if self.clip_low >= 1:
@@ -166,6 +193,25 @@ class GateConfig(_Section):
     """Largest log-prob difference between trainer and engine on the probe, nats; None: 1e-3 in float32, else 0.5."""
     max_divergence: PositiveFloat = 1.0
     """Mean divergence from the base on the probe, nats a token, beyond which a version does not serve."""
+    max_perplexity_ratio: PositiveFloat = 1.5
+    """Perplexity on a small fixed set of plain texts over the base's, beyond which a version does not serve."""
+    hold_out_every: NonNegativeInt = 10
+    """One signed turn in so many is kept out of training, to see what a version makes of it; 0: none."""
+    max_held_out: PositiveInt = 16
+    """Newest of them that are measured after each update."""
+    min_held_out: PositiveInt = 8
+    """With fewer, that version and parent have both measured, nothing is said about preference."""
+    max_preference_fall: PositiveFloat = 0.5
+    """How far the margin of good held-out answers over bad ones may fall below the parent's, nats a token."""
+
+
+class WatchConfig(_Section):
+    enabled: bool = True
+    """Go back by itself when a version is found worse than what served before it."""
+    alpha: Annotated[float, Field(gt=0, lt=1)] = 0.01
+    """Chance that a version which is not worse is taken back all the same, however long it is watched."""
+    min_turns: PositiveInt = 10
+    """Signed verdicts that a version and what served before it must both have before anything is decided."""
 
 
 class Config(BaseSettings):
@@ -187,6 +233,7 @@ class Config(BaseSettings):
     judge: JudgeConfig = JudgeConfig()
     learn: LearnConfig = LearnConfig()
     gate: GateConfig = GateConfig()
+    watch: WatchConfig = WatchConfig()
 
     @property
     def database_url(self) -> str:

@@ -317,14 +317,18 @@ class SkipReason(StrEnum):
     QUARANTINED = "quarantined"
     JUDGE_GAVE_UP = "judge_gave_up"
     TOO_STALE = "too_stale"
+    OFF_POLICY = "off_policy"
     UPDATE_FAILED = "update_failed"
     VERSION_REJECTED = "version_rejected"
+    HELD_OUT = "held_out"
 
 
 class VersionState(StrEnum):
-    """A version is trained as a candidate, then serves or is rejected, and retires when the next one serves."""
+    """A version is trained as a candidate, then serves or is rejected, and retires when the next one serves; or it is
+    rolled back by the watch, and never serves again."""
 
     CANDIDATE = "candidate"
     SERVING = "serving"
     RETIRED = "retired"
     REJECTED = "rejected"
+    ROLLED_BACK = "rolled_back"

@@ -56,6 +56,8 @@ def test_status_counts_every_turn_once(data: Path):
     assert found["verdicts"] == {"bad": 1, "good": 1}
     assert found["updates"] == {"done": 1}
     assert found["accounted_for"] is True
+    assert found["rolled_back"] == []
+    assert [(one["version"], one["live_good"], one["reference_bad"]) for one in found["watch"]] == [(1, 0, 1)]
 
 
 def test_status_says_the_same_to_people(data: Path):
@@ -107,12 +109,45 @@ def test_why_is_one_sentence(data: Path, turn_id: str, says: str):
 
 def test_versions_are_listed_with_what_made_them_and_what_the_gate_measured(data: Path):
     base, first = ask_json(data, "versions", "list")
+    assert first["watch"]["version"] == 1
+    assert base["watch"] is None
     assert (base["version"], base["state"], base["parent_version"]) == (0, "retired", None)
     assert (first["version"], first["state"], first["parent_version"]) == (1, "serving", 0)
     assert first["gate"] == {"probe_difference": 2e-6, "divergence": 0.125}
     text = ask(data, "versions", "list")
     for cell in ("serving", "policy_gradient 0.2500", "0.1250", "2.0e-06", "passed"):
         assert cell in text
+
+
+def test_a_version_is_shown_with_its_turns_the_gate_the_watch_and_its_history(data: Path):
+    text = ask(data, "versions", "show", "1")
+    for part in (
+        *("version 1: serving, built on version 0", "update 1 (done)", "on 1 turns", "turn 1: bad, trained"),
+        *("policy_gradient: 0.25", "probe_difference: 2e-06", "divergence: 0.125"),
+        *("watch: 0 of 0 good, 1 of 2 before, e 1", "promoted: version 1"),
+    ):
+        assert part in text
+    shown = ask_json(data, "versions", "show", "1")
+    assert shown["turns"] == [{"turn_id": 1, "state": "trained", "reason": None, "reward": -1}]
+    assert [event["kind"] for event in shown["history"]] == ["promoted"]
+    assert shown["watch"]["e_value"] == 1.0
+    assert "version 0: retired, the base" in ask(data, "versions", "show", "0")
+
+
+def test_a_version_that_the_watch_took_back_says_so_everywhere(data: Path, store: Store):
+    evidence = {"live_good": 1, "live_bad": 19, "reference_good": 30, "reference_bad": 3, "e_value": 512.0}
+    store.write_now(learning.take_back, 1, "1 of 20 verdicts are good", evidence)
+    assert ask_json(data, "status")["rolled_back"] == []  # until the one before it serves
+    store.write_now(learning.promote, 0, {})
+    assert ask_json(data, "status")["rolled_back"] == [1]
+    assert "rolled back by the watch: 1; `nextstate versions show 1` says why" in ask(data, "status")
+    assert "1 of 20 good, 30 of 33 before, e 512" in ask(data, "versions", "list")
+    text = ask(data, "versions", "show", "1")
+    for part in (
+        *("version 1: rolled_back", "turn 1: bad, left_out (version_rejected)", "why: 1 of 20 verdicts are good"),
+        *("watch: 1 of 20 good", "watch_rolled_back: version 1", "rollback_asked: version 0, from_version 1"),
+    ):
+        assert part in text
 
 
 @pytest.mark.parametrize("command", [("turns", "show", "99"), ("turns", "why", "99")])
@@ -124,7 +159,15 @@ def test_a_turn_that_does_not_exist_is_an_error_that_says_where_to_look(data: Pa
 
 
 @pytest.mark.parametrize(
-    "command", [("status",), ("turns", "list"), ("turns", "show", "1"), ("turns", "why", "1"), ("versions", "list")]
+    "command",
+    [
+        ("status",),
+        ("turns", "list"),
+        ("turns", "show", "1"),
+        ("turns", "why", "1"),
+        ("versions", "list"),
+        ("versions", "show", "1"),
+    ],
 )
 def test_looking_does_not_make_a_data_folder(tmp_path: Path, command: tuple[str, ...]):
     result = CliRunner().invoke(app, [*command, "--data", str(tmp_path / "none")], env={"COLUMNS": "200"})

@@ -1,10 +1,12 @@
-"""A judge model that needs no model: an OpenAI-compatible endpoint that finds answers bad and good in turn."""
+"""A judge model that needs no model: an OpenAI-compatible endpoint that finds answers bad and good in turn, or as
+told."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import threading
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Self
@@ -18,15 +20,18 @@ OPINIONS = (
 class JudgeEndpoint:
     """Answers on a free port of loopback while it is open."""
 
-    def __init__(self) -> None:
+    def __init__(self, opinion: Callable[[str], str] | None = None) -> None:
+        """Args:
+        opinion: from the prompt to what the judge says.
+        """
         opinions = itertools.cycle(OPINIONS)
         turn = threading.Lock()
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
-                self.rfile.read(int(self.headers["Content-Length"]))
+                asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 with turn:
-                    text = next(opinions)
+                    text = opinion(asked["messages"][-1]["content"]) if opinion else next(opinions)
                 body = json.dumps({"choices": [{"message": {"role": "assistant", "content": text}}]}).encode()
                 self.send_response(200)
                 self.send_header("Content-Type", "application/json")

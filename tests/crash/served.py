@@ -52,12 +52,15 @@ def talkative(model: Path, folder: Path, *, ends: int) -> Path:
     return folder
 
 
-def write_config(file: Path, *, model: Path, judge_url: str, learn: dict[str, Any]) -> Path:
-    """A configuration that trains soon and little."""
+def write_config(
+    file: Path, *, model: Path, judge_url: str, learn: dict[str, Any], gate: dict[str, Any] | None = None
+) -> Path:
+    """A configuration that trains soon and little, and keeps no turn out of training: tests wait for a certain one."""
     learn = {"rank": 4, "alpha": 8, "max_wait_s": 1, "learning_rate": 1e-5, "threads": 1, **learn}
     lines = [f"model = {json.dumps(str(model))}", "[serve]", "port = 0"]
     lines += ["[judge]", f"base_url = {json.dumps(judge_url)}", "votes = 1", "deadline_s = 20"]
-    lines += ["[learn]", *(f"{name} = {json.dumps(value)}" for name, value in learn.items())]
+    for section, values in (("learn", learn), ("gate", {"hold_out_every": 0, **(gate or {})})):
+        lines += [f"[{section}]", *(f"{name} = {json.dumps(value)}" for name, value in values.items())]
     file.write_text("\n".join(lines) + "\n")
     return file
 

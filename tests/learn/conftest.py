@@ -29,12 +29,12 @@ def make_trainer(tiny_model_path: Path) -> TrainerFactory:
     return make
 
 
-def shake(trainer: Trainer) -> None:
+def shake(trainer: Trainer, scale: float = 0.05) -> None:
     """Move the adapter away from zero, so that the policy is not the base."""
     torch.manual_seed(1)
     with torch.no_grad():
         for parameter in trainer.parameters:
-            parameter.add_(torch.randn_like(parameter) * 0.05)
+            parameter.add_(torch.randn_like(parameter) * scale)
 
 
 def a_sample(
@@ -56,7 +56,7 @@ def a_sample(
         "temperature": temperature,
     }
     turn.update({k: changes.pop(k) for k in list(changes) if k in turn})
-    sample = {"user": "u", "reward": -1, "hint": None, "messages": messages}
+    sample = {"user": "u", "reward": -1, "hints": (), "messages": messages}
     return Sample(turn=Turn(**turn), **{**sample, **changes})
 
 

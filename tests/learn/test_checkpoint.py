@@ -24,19 +24,47 @@ def weights(trainer: Trainer) -> torch.Tensor:
     return torch.cat([p.detach().flatten().double() for p in trainer.parameters])
 
 
-def test_training_goes_on_from_a_checkpoint_as_if_never_interrupted(make_trainer: TrainerFactory, tmp_path: Path):
-    whole = make_trainer()
-    samples = [a_sample(whole, hint="be brief, please")]
+@pytest.mark.parametrize("teacher", ["policy", "average"])
+def test_training_goes_on_from_a_checkpoint_as_if_never_interrupted(
+    make_trainer: TrainerFactory, tmp_path: Path, teacher: str
+):
+    whole = make_trainer(teacher=teacher, average_rate=0.3)
+    samples = [a_sample(whole, hints=("be brief, please",))]
     whole.update(samples, oldest_version=0)
     folder = saved(whole, tmp_path)
     metrics = whole.update(samples, oldest_version=0)
 
-    resumed = make_trainer(seed=99)
+    resumed = make_trainer(seed=99, teacher=teacher, average_rate=0.3)
     checkpoint.restore(resumed, folder)
     again = resumed.update(samples, oldest_version=0)
     assert {k: v for k, v in again.items() if k != "seconds"} == {k: v for k, v in metrics.items() if k != "seconds"}
     assert (weights(resumed) - weights(whole)).abs().max().item() == 0.0
     assert resumed.baselines == whole.baselines != {}
+    assert (resumed.average is None) == (teacher == "policy")
+    for name, average in (whole.average or {}).items():
+        assert torch.equal(resumed.average[name], average)
+
+
+def test_a_version_made_under_another_teacher_lets_the_average_begin_at_it(
+    make_trainer: TrainerFactory, tmp_path: Path
+):
+    other = make_trainer()
+    shake(other)
+    resumed = make_trainer(teacher="average", seed=99)
+    checkpoint.restore(resumed, saved(other, tmp_path))
+    assert all(torch.equal(*pair) for pair in zip(resumed.average.values(), other.parameters, strict=True))
+
+
+@pytest.mark.parametrize(("how", "said"), [("cut", "cannot be read"), ("other shapes", "other layers or shapes")])
+def test_a_damaged_average_is_a_clear_error(make_trainer: TrainerFactory, tmp_path: Path, how: str, said: str):
+    trainer = make_trainer(teacher="average")
+    file = saved(trainer, tmp_path) / checkpoint.AVERAGE_FILE
+    if how == "cut":
+        file.write_bytes(file.read_bytes()[:1000])
+    else:
+        save_file({"one": torch.zeros(1)}, file)
+    with pytest.raises(AdapterError, match=said):
+        checkpoint.restore(trainer, file.parent)
 
 
 def test_plain_transformers_and_peft_load_the_adapter_and_compute_the_same(
@@ -67,11 +95,12 @@ def test_a_version_appears_whole_or_not_at_all(make_trainer: TrainerFactory, tmp
     assert list(tmp_path.iterdir()) == []
 
 
-def test_optimiser_states_are_kept_for_the_newest_versions_only(make_trainer: TrainerFactory, tmp_path: Path):
-    trainer = make_trainer()
+def test_what_only_training_needs_is_kept_for_the_newest_versions_only(make_trainer: TrainerFactory, tmp_path: Path):
+    trainer = make_trainer(teacher="average")
     trainer.update([a_sample(trainer)], oldest_version=0)
     folders = [saved(trainer, tmp_path, version) for version in range(1, 6)]
-    assert [(f / "optimizer.pt").exists() for f in folders] == [False, False, True, True, True]
+    for name in ("optimizer.pt", checkpoint.AVERAGE_FILE):
+        assert [(f / name).exists() for f in folders] == [False, False, True, True, True]
     assert all((f / WEIGHTS_FILE).exists() for f in folders)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -19,8 +20,9 @@ from nextstate.learn.trainer import Trainer
 from nextstate.recipes.personal import make_engine
 from nextstate.store import learning, status
 from nextstate.store.store import Store, note
-from nextstate.types import SkipReason, TurnState
-from tests.rows import judged_turn
+from nextstate.store.turns import Placement
+from nextstate.types import SkipReason, TurnState, Vote
+from tests.rows import judged_turn, new_turn
 
 
 @pytest.fixture
@@ -69,12 +71,14 @@ def test_a_lone_turn_is_trained_after_the_longest_wait(
 
 
 def test_a_killed_update_whose_version_is_on_disk_is_finished(store: Store, trainer: Trainer, config: Config):
-    turn_id = judged_turn(store)
+    turn_id, far = judged_turn(store), judged_turn(store)
     update_id = store.write_now(learning.start_update, limit=8)
-    checkpoint.save(trainer, config.versions_dir, 1, probe={}, metrics={"turns": 1})
+    metrics = {"turns": 1, "off_policy": {str(far): 3.0}}
+    checkpoint.save(trainer, config.versions_dir, 1, probe={}, metrics=metrics)
     process.recover(store, config)
     assert store.read_now(learning.running_updates) == []
     assert state_of(store, turn_id) == (TurnState.TRAINED, None)
+    assert state_of(store, far) == (TurnState.LEFT_OUT, SkipReason.OFF_POLICY)
     assert store.read_now(learning.candidate).update_id == update_id
 
 
@@ -144,6 +148,40 @@ def test_a_turn_too_long_for_memory_is_left_out_and_the_others_train(store: Stor
     assert state_of(store, short) == (TurnState.TRAINED, None)
 
 
+def test_an_update_whose_turns_are_all_off_policy_makes_no_version_and_they_say_why(
+    store: Store, trainer: Trainer, config: Config
+):
+    turn_id = judged_turn(store, reply_logprobs=(-30.0, -30.0))
+    update_id = store.write_now(learning.start_update, limit=8)
+    assert process.run_update(store, trainer, config, update_id) is None
+    assert state_of(store, turn_id) == (TurnState.LEFT_OUT, SkipReason.OFF_POLICY)
+    assert store.read_now(status.status).updates == {"empty": 1}
+    assert store.read_now(learning.candidate) is None
+
+
+def test_a_turn_that_is_off_policy_is_left_out_and_the_others_train(store: Store, trainer: Trainer, config: Config):
+    far, near = judged_turn(store, reply_logprobs=(-30.0, -30.0)), judged_turn(store)
+    assert process.run_update(store, trainer, config, store.write_now(learning.start_update, limit=8)) == 1
+    assert state_of(store, far) == (TurnState.LEFT_OUT, SkipReason.OFF_POLICY)
+    assert state_of(store, near) == (TurnState.TRAINED, None)
+    assert store.read_now(learning.list_versions)[1].metrics["turns_off_policy"] == 1
+
+
+def test_the_loop_takes_no_more_of_one_session_than_its_share(
+    store: Store, trainer: Trainer, config: Config, monkeypatch: pytest.MonkeyPatch
+):
+    share = config.learn.model_copy(update={"max_session_share": 0.25})  # of 4
+    first = judged_turn(store)
+    session = store.read_now(status.show_turn, first).session_id
+    place = Placement(session_id=session, session_key=None, parent_turn_id=None, kind="branch", because="a test")
+    second, other = judged_turn(store, new=new_turn(placement=place)), judged_turn(store)
+    alive = iter([1, 1, 0])
+    monkeypatch.setattr(os, "getppid", lambda: next(alive))
+    process.learn_loop(store, trainer, config.model_copy(update={"learn": share}), parent_pid=1)
+    trained = [state_of(store, id)[0] for id in (first, second, other)]
+    assert trained == [TurnState.TRAINED, TurnState.JUDGED, TurnState.TRAINED]
+
+
 async def examined(config: Config, version: int):
     loaded = load(config.model)
     engine = make_engine(loaded, config)
@@ -190,3 +228,35 @@ async def test_at_start_a_damaged_version_makes_way_for_the_one_before(store: St
     assert engine.version == 1
     assert store.read_now(learning.serving_version) == 1
     assert "cannot be read" in store.read_now(learning.version_row, 2).gate["why"]
+
+
+def test_an_update_is_measured_on_turns_kept_out_of_it_against_its_parent(
+    store: Store, trainer: Trainer, config: Config, monkeypatch: pytest.MonkeyPatch
+):
+    eager = config.gate.model_copy(update={"hold_out_every": 2, "min_held_out": 2})
+    config = config.model_copy(update={"gate": eager})
+    probes = []
+    for _ in range(2):
+        for vote in (Vote.GOOD, Vote.BAD, Vote.GOOD, Vote.BAD):
+            judged_turn(store, vote)
+        alive = iter([1, 1, 1, 0])
+        monkeypatch.setattr(os, "getppid", lambda alive=alive: next(alive))
+        process.learn_loop(store, trainer, config, parent_pid=1)
+        row = store.read_now(learning.candidate)
+        probes.append(json.loads((config.data / row.artifact / checkpoint.PROBE_FILE).read_text()))
+        store.write_now(learning.promote, row.version, {})
+    first, second = probes
+    assert len(first["held_out"]) == 2
+    assert first["preference_shift"] is None  # the base was never measured
+    assert len(second["held_out"]) == 4
+    [(good, _), (bad, _)] = sorted(
+        ((id, reward) for id, reward in held_rewards(store).items() if id in first["held_out"]), key=lambda one: -one[1]
+    )
+    moved = {id: second["held_out"][id] - first["held_out"][id] for id in (good, bad)}
+    assert second["preference_shift"] == pytest.approx(moved[good] - moved[bad])
+    assert second["perplexity_ratio"] > 0
+
+
+def held_rewards(store: Store) -> dict[str, int]:
+    found = store.read_now(learning.held_out_turns, limit=100, max_tokens=1000)
+    return {str(turn.turn_id): reward for turn, reward in found}

@@ -54,7 +54,7 @@ async def test_a_raw_prompt_is_trained_without_a_teacher_for_no_hint_can_be_put_
     await server.store.write(write_verdict, a_verdict(1))
     update_id = await server.store.write(start_update, limit=8)
     [sample] = (await server.store.read(load_update, update_id)).samples
-    assert (sample.reward, sample.hint) == (-1, None)
+    assert (sample.reward, sample.hints) == (-1, ())
 
 
 @pytest.mark.parametrize(

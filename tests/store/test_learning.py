@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from nextstate.store import learning, status
+from nextstate.store import judging, learning, status
 from nextstate.store.store import Store
-from nextstate.types import SkipReason, TurnState, VersionState, Vote
-from tests.rows import judged_turn
+from nextstate.store.turns import Placement
+from nextstate.types import Feedback, Hint, SkipReason, Source, TurnState, VersionState, Vote
+from tests.rows import a_verdict, judged_turn, new_turn
 
 
 def states(store: Store, *turn_ids: int) -> list[tuple[str, str | None]]:
@@ -22,12 +25,46 @@ def test_an_update_takes_the_oldest_turns_and_no_other_update_gets_them(store: S
     assert (first.version, second.version) == (1, 2)
 
 
+def test_one_session_does_not_fill_an_update_and_its_other_turns_wait(store: Store):
+    long = [judged_turn(store)]
+    session = store.read_now(status.show_turn, long[0]).session_id
+    same = Placement(session_id=session, session_key=None, parent_turn_id=None, kind="branch", because="a test")
+    long += [judged_turn(store, new=new_turn(placement=same)) for _ in range(4)]
+    other = judged_turn(store)
+    taken = []
+    for _ in range(3):
+        update_id = store.write_now(learning.start_update, limit=4, session_limit=2)
+        taken.append([s.turn.turn_id for s in store.read_now(learning.load_update, update_id).samples])
+    assert taken == [[*long[:2], other], long[2:4], long[4:]]
+
+
+def test_a_turn_that_was_off_policy_is_left_out_with_how_far_and_stays_so(store: Store):
+    far, near = judged_turn(store), judged_turn(store)
+    update_id = store.write_now(learning.start_update, limit=8)
+    metrics = {"off_policy": {str(far): -2.345}}
+    store.write_now(learning.finish_update, update_id, artifact="versions/000001", metrics=metrics)
+    assert states(store, far, near) == [(TurnState.LEFT_OUT, SkipReason.OFF_POLICY), (TurnState.TRAINED, None)]
+    assert "2.35 nats less likely" in store.read_now(status.show_turn, far).detail
+    store.write_now(learning.reject, 1, "it drifted", {})
+    assert [reason for _, reason in states(store, far, near)] == [SkipReason.OFF_POLICY, SkipReason.VERSION_REJECTED]
+
+
 def test_a_sample_carries_the_reward_the_hint_and_the_request(store: Store):
     judged_turn(store, Vote.BAD)
     judged_turn(store, Vote.GOOD)
     update = store.read_now(learning.load_update, store.write_now(learning.start_update, limit=8))
-    assert [(s.reward, s.hint) for s in update.samples] == [(-1, "be brief, please"), (1, None)]
+    assert [(s.reward, s.hints) for s in update.samples] == [(-1, ("be brief, please",)), (1, ())]
     assert update.samples[0].messages == ({"role": "user", "content": "a fox?"},)
+
+
+def test_a_sample_carries_the_most_trusted_hints_of_the_verdict_that_made_it_and_no_other(store: Store):
+    turn_id = judged_turn(store, Vote.BAD)
+    store.write_now(judging.add_feedback, turn_id, Feedback(value=Vote.BAD, words="no"))
+    texts = ["in one sentence", "shorter than this", "as I asked before", "please, please"]
+    hints = tuple(Hint(text=text, source=Source.USER) for text in texts)
+    store.write_now(judging.write_verdict, replace(a_verdict(turn_id, Vote.BAD), hints=hints))
+    update = store.read_now(learning.load_update, store.write_now(learning.start_update, limit=8))
+    assert [s.hints for s in update.samples] == [tuple(texts[: learning.MAX_HINTS])]
 
 
 def test_an_abandoned_update_gives_its_turns_back_and_its_version_number_is_not_used_again(store: Store):

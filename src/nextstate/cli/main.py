@@ -18,11 +18,11 @@ from nextstate import __version__, config
 from nextstate.cli.common import AsJson, Data, err, friendly, open_store, out
 from nextstate.cli.keys import keys_app
 from nextstate.cli.traffic import traffic_app
+from nextstate.cli.versions import versions_app
 from nextstate.errors import ConfigError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
 turns_app = typer.Typer(no_args_is_help=True, help="What happened to each answer.")
-versions_app = typer.Typer(no_args_is_help=True, help="The policy's versions.")
 model_app = typer.Typer(no_args_is_help=True, help="The built-in model.")
 app.add_typer(turns_app, name="turns")
 app.add_typer(versions_app, name="versions")
@@ -69,11 +69,14 @@ def serve(
 @friendly
 def status(data: Data = None, as_json: AsJson = False) -> None:
     """Where all turns stand, and why the rest were not trained."""
+    from nextstate.learn.watch import comparisons
     from nextstate.store import status as queries
 
-    found = open_store(data).read_now(queries.status)
+    store = open_store(data)
+    found, watched = store.read_now(queries.status), store.read_now(comparisons)
     if as_json:
-        print(json.dumps({**asdict(found), "accounted_for": found.accounted_for}))
+        watch = [asdict(one) for one in watched]
+        print(json.dumps({**asdict(found), "accounted_for": found.accounted_for, "watch": watch}))
         return
     out.print(f"version {found.version} serves; {found.turns} turns in {found.sessions} sessions")
     table = Table("turns", "", "why")
@@ -85,6 +88,11 @@ def status(data: Data = None, as_json: AsJson = False) -> None:
     out.print(table)
     out.print("verdicts: " + (", ".join(f"{n} {name}" for name, n in found.verdicts.items()) or "none yet"))
     out.print("updates: " + (", ".join(f"{n} {name}" for name, n in found.updates.items()) or "none yet"))
+    if watched:
+        out.print(f"watch: {max(watched, key=lambda one: one.e_value)}", soft_wrap=True)
+    if found.rolled_back:
+        numbers = ", ".join(map(str, found.rolled_back))
+        out.print(f"rolled back by the watch: {numbers}; `nextstate versions show {found.rolled_back[-1]}` says why")
 
 
 @turns_app.command("list")
@@ -179,37 +187,6 @@ def rollback(
         "one starts. The next update goes on from it.",
         soft_wrap=True,
     )
-
-
-@versions_app.command("list")
-@friendly
-def versions_list(data: Data = None, as_json: AsJson = False) -> None:
-    """All versions: what made them, and what the gate measured."""
-    from nextstate.store import learning
-
-    rows = open_store(data).read_now(learning.list_versions)
-    if as_json:
-        print(json.dumps([dict(row._mapping) for row in rows]))
-        return
-    table = Table("version", "state", "parent", "turns", "loss terms", "divergence", "probe", "gate")
-    for row in rows:
-        metrics, gate = row.metrics or {}, row.gate or {}
-        terms = ", ".join(
-            f"{name} {metrics[name]:.4f}"
-            for name in ("policy_gradient", "distillation", "anchor_kl")
-            if name in metrics
-        )
-        table.add_row(
-            str(row.version),
-            row.state,
-            "" if row.parent_version is None else str(row.parent_version),
-            str(metrics.get("turns", "")),
-            terms,
-            f"{gate['divergence']:.4f}" if "divergence" in gate else "",
-            f"{gate['probe_difference']:.1e}" if "probe_difference" in gate else "",
-            escape(gate.get("why", "passed" if gate else "")),
-        )
-    out.print(table)
 
 
 @model_app.command("fetch")

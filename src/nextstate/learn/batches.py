@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from nextstate.chat.template import render_with_hint
+from nextstate.config import HintChoice
+from nextstate.learn.hints import in_order
 from nextstate.store.learning import Sample
 from nextstate.types import SkipReason, TokenIds
 
@@ -17,8 +20,10 @@ class Row:
 
     prompt_ids: TokenIds
     """[P]"""
-    hinted_prompt_ids: TokenIds | None
-    """The prompt that the teacher reads; None: no teacher."""
+    hinted_prompts: tuple[TokenIds, ...]
+    """The prompts that the teacher reads, and then chooses from by overlap if there are several; none: no teacher."""
+    hint_numbers: tuple[int, ...]
+    """Which of the sample's hints each of them holds."""
     reply_ids: TokenIds
     """[R]"""
     sampled_logprobs: tuple[float, ...]
@@ -33,15 +38,29 @@ class Row:
         return len(self.prompt_ids) + len(self.reply_ids)
 
 
-def make_row(sample: Sample, advantage: float, tokenizer: Any, *, oldest_version: int, max_tokens: int) -> Row:
-    """A row from a sample. A hinted prompt that would not fit goes without its teacher."""
+def make_row(
+    sample: Sample,
+    advantage: float,
+    tokenizer: Any,
+    *,
+    oldest_version: int,
+    max_tokens: int,
+    hint_choice: HintChoice = "first",
+) -> Row:
+    """A row from a sample. A hint whose prompt would not fit gives way to the next."""
     turn = sample.turn
-    hinted = render_with_hint(tokenizer, sample.messages, sample.hint, sample.tools) if sample.hint else None
-    if hinted is not None and len(hinted) + len(turn.reply_ids) > max_tokens:
-        hinted = None
+    hinted: dict[int, TokenIds] = {}
+    # The turn's id is the seed: an update that is done again draws the same.
+    for n in in_order(sample.hints, hint_choice, seed=turn.turn_id):
+        prompt = render_with_hint(tokenizer, sample.messages, sample.hints[n], sample.tools)
+        if len(prompt) + len(turn.reply_ids) <= max_tokens:
+            hinted[n] = prompt
+            if hint_choice not in ("overlap", "overlap_by_token"):
+                break
     return Row(
         prompt_ids=turn.prompt_ids,
-        hinted_prompt_ids=hinted,
+        hinted_prompts=tuple(hinted.values()),
+        hint_numbers=tuple(hinted),
         reply_ids=turn.reply_ids,
         sampled_logprobs=turn.reply_logprobs,
         live=tuple(version >= oldest_version for version in turn.reply_versions),
@@ -62,6 +81,11 @@ def unfit(sample: Sample, *, oldest_version: int, max_tokens: int) -> tuple[Skip
     return None
 
 
+def mean_log_ratio(old: Sequence[float], sampled: Sequence[float], live: Sequence[bool]) -> float:
+    """Mean of old - sampled log-probs, nats, over live tokens: how far a reply is from what would be said now."""
+    return fmean(a - b for a, b, ok in zip(old, sampled, live, strict=True) if ok)
+
+
 def micro_batches(rows: Sequence[Row], *, max_tokens: int) -> list[list[int]]:
     """Row numbers in groups of at most `max_tokens` tokens; a longer row is a group of its own."""
     groups: list[list[int]] = []
@@ -80,7 +104,5 @@ def token_weights(rows: Sequence[Row], *, with_teacher: bool) -> list[float]:
 
     with_teacher: only rows that have a teacher count; the others get 0.
     """
-    counted = [row for row in rows if row.hinted_prompt_ids is not None or not with_teacher]
-    return [
-        0.0 if with_teacher and row.hinted_prompt_ids is None else 1.0 / (len(counted) * sum(row.live)) for row in rows
-    ]
+    counted = [row for row in rows if row.hinted_prompts or not with_teacher]
+    return [0.0 if with_teacher and not row.hinted_prompts else 1.0 / (len(counted) * sum(row.live)) for row in rows]

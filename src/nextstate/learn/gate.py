@@ -1,7 +1,9 @@
 """What a new version must pass before it serves.
 
     served = trained   the engine's log-probs on fixed prompts equal the trainer's, token for token
-    retention          the policy has not drifted from the base further than a budget
+    retention          the policy has not drifted from the base further than a budget, and finds plain texts hardly less
+                       likely than the base does
+    preference         of turns that were judged and kept out of training, it has not come to prefer the bad ones
 
 The trainer measures on its side and writes it beside the adapter; the publisher measures on the engine's side, with
 the adapter loaded from disk as it would serve, and compares.
@@ -10,7 +12,8 @@ the adapter loaded from disk as it would serve, and compares.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,8 +25,9 @@ from nextstate.config import GateConfig
 from nextstate.engines.base import Engine
 from nextstate.errors import AdapterError
 from nextstate.learn.checkpoint import PROBE_FILE
+from nextstate.learn.passages import PASSAGES
 from nextstate.learn.trainer import Trainer
-from nextstate.types import PolicyRef, ScoreRequest
+from nextstate.types import PolicyRef, ScoreRequest, Turn
 
 PROBE = (
     ("What is the capital of France?", "The capital of France is Paris."),
@@ -68,6 +72,72 @@ def measure_probe(trainer: Trainer) -> dict[str, Any]:
     return {"sequences": sequences, "starts": starts, "logprobs": logprobs, "divergence": divergence}
 
 
+def measure_perplexity(trainer: Trainer) -> float:
+    """The policy's perplexity on PASSAGES over the base's; 1 where nothing has changed."""
+    sequences = [trainer.loaded.tokenizer.encode(text, add_special_tokens=False) for text in PASSAGES]
+    policy, base = (
+        sum(lp for logprobs in _logprobs(trainer, sequences, [1] * len(sequences), base=base) for lp in logprobs)
+        for base in (False, True)
+    )
+    return math.exp((base - policy) / sum(len(ids) - 1 for ids in sequences))
+
+
+def measure_held_out(trainer: Trainer, turns: Sequence[Turn]) -> dict[str, float]:
+    """Mean log-prob of a reply token of each turn, nats at temperature 1, by turn id (a string, as JSON keys are).
+
+    Of a long reply only as much is read as fits into a micro-batch.
+    """
+    sequences = [[*turn.prompt_ids, *turn.reply_ids[: trainer.config.micro_batch_tokens]] for turn in turns]
+    scored = _logprobs(trainer, sequences, [len(turn.prompt_ids) for turn in turns])
+    return {str(turn.turn_id): sum(lps) / len(lps) for turn, lps in zip(turns, scored, strict=True)}
+
+
+def preference_shift(
+    rewards: Mapping[str, int], scores: Mapping[str, float], parent_scores: Mapping[str, float], *, fewest: int
+) -> float | None:
+    """How far the margin of good answers over bad ones has moved since the parent, nats a token.
+
+        shift = mean over good turns of (score - parent's score) - mean over bad ones of the same
+
+    over the turns that both have scored. None: these are fewer than `fewest`, or all good, or all bad.
+
+    Args:
+        rewards: +1 or -1 by turn id.
+    """
+    moved = {turn_id: score - parent_scores[turn_id] for turn_id, score in scores.items() if turn_id in parent_scores}
+    good = [change for turn_id, change in moved.items() if rewards[turn_id] > 0]
+    bad = [change for turn_id, change in moved.items() if rewards[turn_id] < 0]
+    if len(moved) < fewest or not good or not bad:
+        return None
+    return sum(good) / len(good) - sum(bad) / len(bad)
+
+
+def _logprobs(
+    trainer: Trainer, sequences: Sequence[Sequence[int]], starts: Sequence[int], *, base: bool = False
+) -> Iterator[list[float]]:
+    """Log-probs of ids[start:] of each sequence, in order, in passes of about a micro-batch."""
+    first = 0
+    while first < len(sequences):
+        last, tokens = first + 1, len(sequences[first])
+        while last < len(sequences) and tokens + len(sequences[last]) <= trainer.config.micro_batch_tokens:
+            tokens += len(sequences[last])
+            last += 1
+        group = list(zip(sequences[first:last], starts[first:last], strict=True))
+        keep: list[int] = []
+        at = 0
+        for ids, start in group:
+            keep.extend(range(at + start - 1, at + len(ids) - 1))
+            at += len(ids)
+        with torch.no_grad():
+            logprobs_NV = trainer.logits([ids for ids, _ in group], keep, base=base).log_softmax(-1)
+        targets = torch.tensor([t for ids, start in group for t in ids[start:]], device=logprobs_NV.device)
+        found = logprobs_NV.gather(1, targets[:, None])[:, 0].tolist()
+        for ids, start in group:
+            yield found[: len(ids) - start]
+            found = found[len(ids) - start :]
+        first = last
+
+
 async def examine(engine: Engine, version: int, folder: Path, config: GateConfig, *, exact: bool) -> GateResult:
     """Load a candidate into the engine beside the version that serves, and decide whether it may serve.
 
@@ -96,6 +166,28 @@ async def examine(engine: Engine, version: int, folder: Path, config: GateConfig
         why = (
             f"it drifted {probe['divergence']:.3f} nats a token from the base, gate.max_divergence is "
             f"{config.max_divergence}"
+        )
+        return GateResult(passed=False, why=why, measured=measured)
+    # A version of an earlier release, which somebody goes back to, was not measured so.
+    ratio = probe.get("perplexity_ratio")
+    if ratio is not None:
+        measured["perplexity_ratio"] = ratio
+        if not ratio <= config.max_perplexity_ratio:
+            why = (
+                f"its perplexity on plain texts is {ratio:.2f} times the base's, gate.max_perplexity_ratio is "
+                f"{config.max_perplexity_ratio}"
+            )
+            return GateResult(passed=False, why=why, measured=measured)
+    shift = probe.get("preference_shift")
+    if shift is None:
+        held = len(probe.get("held_out", ()))
+        why = f"passed; no preference measured: {held} held-out turns, gate.min_held_out is {config.min_held_out}"
+        return GateResult(passed=True, why=why, measured=measured)
+    measured["preference_shift"] = shift
+    if not shift >= -config.max_preference_fall:
+        why = (
+            f"it came to prefer answers like those judged bad: their margin moved by {shift:.3f} nats a token, "
+            f"gate.max_preference_fall is {config.max_preference_fall}"
         )
         return GateResult(passed=False, why=why, measured=measured)
     return GateResult(passed=True, why="passed", measured=measured)

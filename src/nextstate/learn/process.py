@@ -12,14 +12,14 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from nextstate import config as configuration
 from nextstate.config import Config
 from nextstate.errors import AdapterError, NextstateError
 from nextstate.learn import checkpoint
 from nextstate.learn.batches import unfit
-from nextstate.learn.gate import measure_probe
+from nextstate.learn.gate import measure_held_out, measure_perplexity, measure_probe, preference_shift
 from nextstate.learn.trainer import Trainer
 from nextstate.store import learning, turns
 from nextstate.store.store import Store, claim_folder, note
@@ -53,12 +53,16 @@ def learn_loop(store: Store, trainer: Trainer, config: Config, *, parent_pid: in
         if not due or store.read_now(learning.candidate) is not None:
             time.sleep(POLL_S)
             continue
+        if config.gate.hold_out_every and store.write_now(learning.hold_out, every=config.gate.hold_out_every):
+            continue  # perhaps nothing is left to train
         serving = store.read_now(learning.serving_version)
         if serving != loaded_version:
             load_version(store, trainer, config, serving)
         # Until the update is a candidate, nobody knows what the weights in memory are.
         loaded_version = -1
-        update_id = store.write_now(learning.start_update, limit=config.learn.max_update_turns)
+        update_id = store.write_now(
+            learning.start_update, limit=config.learn.max_update_turns, session_limit=config.learn.max_session_turns
+        )
         version = run_update(store, trainer, config, update_id)
         if version is None:
             time.sleep(_PAUSE_AFTER_FAILURE_S)
@@ -91,7 +95,11 @@ def run_update(store: Store, trainer: Trainer, config: Config, update_id: int) -
             store.write_now(learning.abandon_update, update_id, "no turn of it could be trained", state="empty")
             return None
         metrics = trainer.update(samples, oldest_version=oldest)
-        probe = measure_probe(trainer)
+        if len(metrics["off_policy"]) == len(samples):
+            store.write_now(learning.leave_out_off_policy, metrics["off_policy"])
+            store.write_now(learning.abandon_update, update_id, "no turn of it could be trained", state="empty")
+            return None
+        probe = measure(store, trainer, config, update.parent_version)
         metrics["divergence"] = probe["divergence"]
         folder = checkpoint.save(trainer, config.versions_dir, update.version, probe=probe, metrics=metrics)
         artifact = str(folder.relative_to(config.data))
@@ -103,6 +111,22 @@ def run_update(store: Store, trainer: Trainer, config: Config, update_id: int) -
         return None
     log.info("update %d made version %d from %d turns: %s", update_id, update.version, len(samples), metrics)
     return update.version
+
+
+def measure(store: Store, trainer: Trainer, config: Config, parent_version: int) -> dict[str, Any]:
+    """What the gate is to know about the weights that an update has just made."""
+    limit = min(config.learn.max_turn_tokens, trainer.loaded.context_tokens)
+    held_out = store.read_now(learning.held_out_turns, limit=config.gate.max_held_out, max_tokens=limit)
+    rewards = {str(turn.turn_id): reward for turn, reward in held_out}
+    scores = measure_held_out(trainer, [turn for turn, _ in held_out])
+    # The parent's were taken when it was made; of a turn held out since there is nothing to compare yet.
+    before = checkpoint.held_out_scores(checkpoint.version_dir(config.versions_dir, parent_version))
+    return {
+        **measure_probe(trainer),
+        "perplexity_ratio": measure_perplexity(trainer),
+        "held_out": scores,
+        "preference_shift": preference_shift(rewards, scores, before, fewest=config.gate.min_held_out),
+    }
 
 
 def recover(store: Store, config: Config) -> None:

@@ -23,7 +23,8 @@ async def publish_loop(store: Store, engine: LocalEngine, data: Path, gate: Gate
     """Put each candidate through the gate and let it serve, or reject it.
 
     reads    policy_versions that are candidates
-    writes   the same row: serving or rejected, with what the gate measured
+    writes   the same row: serving or rejected, with what the gate measured; of one whose parent was rolled back in the
+             meantime, the turns wait again
     waits    polls; versions come minutes apart
     crash    the candidate is still one, and is examined again
     """
@@ -36,10 +37,14 @@ async def publish_loop(store: Store, engine: LocalEngine, data: Path, gate: Gate
             engine.serve_version(row.version)
             await store.write(learning.promote, row.version, {})
             continue
+        if row.served_at is None and row.parent_version != await store.read(learning.serving_version):
+            await store.write(learning.give_back, row.version)
+            log.warning("version %d was built on version %d, which no longer serves", row.version, row.parent_version)
+            continue
         result = await examine(engine, row.version, data / row.artifact, gate, exact=exact)
         if result.passed:
             engine.serve_version(row.version)
-            await store.write(learning.promote, row.version, result.measured)
+            await store.write(learning.promote, row.version, {**result.measured, "why": result.why})
             log.info("version %d serves; %s", row.version, dict(result.measured))
         else:
             await store.write(learning.reject, row.version, result.why, result.measured)

@@ -3,7 +3,7 @@
 serve and collect   one process, this one: HTTP, the engine's thread, the store
 judge               a task of this process; it votes with the engine's base weights, or asks an endpoint
 learn               a process of its own, kept running from here
-publish             a task of this process: candidate, gate, the engine's next decoding step
+publish and watch   tasks of this process: candidate, gate, the engine's next decoding step; verdicts, and back again
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from nextstate.judge.sampled import SampledJudge
 from nextstate.judge.scored import ScoredJudge
 from nextstate.learn.publish import publish_loop, serve_newest
 from nextstate.learn.supervisor import keep_trainer_running
+from nextstate.learn.watch import watch_loop
 from nextstate.serve.app import create_app
 from nextstate.serve.auth import check_bind, has_key
 from nextstate.serve.run import bind, serve_http
@@ -91,6 +92,8 @@ async def _run(
                 ),
                 keep_trainer_running(store, config),
             ]
+            if config.watch.enabled:
+                loops.append(keep_going(store, "watch", lambda: watch_loop(store, config.watch)))
         host, port = listener.getsockname()[:2]
         learning = "learning" if config.learn.enabled else "not learning"
         say(f"serving {loaded.name}, version {version}, on http://{host}:{port}/v1 ({learning})")

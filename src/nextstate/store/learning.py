@@ -13,10 +13,13 @@ from typing import Any
 
 from sqlalchemy import Connection, func, insert, select, update
 
-from nextstate.store.schema import events, policy_versions, samples, turns, updates
+from nextstate.store.schema import events, hints, policy_versions, samples, turns, updates
 from nextstate.store.store import AnyRow, note
 from nextstate.store.turns import leave_out, load_messages, load_tools, load_turn
 from nextstate.types import SkipReason, Turn, TurnState, VersionState
+
+MAX_HINTS = 3
+"""Candidates for one turn; the published method's number. Choosing by overlap reads every one of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +30,8 @@ class Sample:
     user: str
     reward: int
     """+1 or -1."""
-    hint: str | None
-    """What the teacher reads; None: no teacher for this turn."""
+    hints: tuple[str, ...]
+    """Candidates for what the teacher reads, most trusted first, each once; none: no teacher for this turn."""
     messages: tuple[Mapping[str, Any], ...]
     """The request's messages, into which the hint goes."""
     tools: tuple[Mapping[str, Any], ...] = ()
@@ -50,15 +53,51 @@ def waiting_samples(db: Connection) -> tuple[int, float | None]:
     return count, oldest
 
 
-def start_update(db: Connection, *, limit: int) -> int:
-    """Take up to `limit` waiting samples, oldest first, into a new update on the serving version. Returns its id."""
+def hold_out(db: Connection, *, every: int) -> int:
+    """Keep one signed turn in `every` out of training: of those that wait, the oldest. Returns how many it was now.
+
+    Counted over all there ever were, so that a crash or another trainer changes nothing.
+    """
+    signed = db.execute(select(func.count()).select_from(samples)).scalar_one()
+    held = db.execute(select(func.count()).where(turns.c.reason == SkipReason.HELD_OUT)).scalar_one()
+    due = max(0, signed // every - held)
+    waiting = select(turns.c.turn_id).where(turns.c.state == TurnState.JUDGED).order_by(turns.c.turn_id).limit(due)
+    ids = list(db.execute(waiting).scalars())
+    leave_out(db, ids, SkipReason.HELD_OUT, "It is kept to measure new versions by.")
+    return len(ids)
+
+
+def held_out_turns(db: Connection, *, limit: int, max_tokens: int) -> list[tuple[Turn, int]]:
+    """The newest turns kept out of training, each with its reward.
+
+    Args:
+        max_tokens: longer ones are passed over.
+    """
+    tokens = turns.c.prompt_tokens + turns.c.reply_tokens
+    query = select(turns.c.turn_id, samples.c.reward).join(samples)
+    query = query.where(turns.c.reason == SkipReason.HELD_OUT, tokens <= max_tokens)
+    rows = db.execute(query.order_by(turns.c.turn_id.desc()).limit(limit))
+    return [(load_turn(db, row.turn_id), int(row.reward)) for row in rows]
+
+
+def start_update(db: Connection, *, limit: int, session_limit: int | None = None) -> int:
+    """Take up to `limit` waiting samples, oldest first, into a new update on the serving version. Returns its id.
+
+    Args:
+        session_limit: most of them that may be of one session; its others wait. One that goes round in circles would
+            fill a batch otherwise (W8). None: no such limit.
+    """
     parent = serving_version(db)
     highest = db.execute(select(func.max(policy_versions.c.version))).scalar_one()
     used = db.execute(select(func.max(updates.c.version))).scalar() or 0
     values = {"parent_version": parent, "version": max(highest, used) + 1, "state": "running"}
     made = insert(updates).values(started_at=time.time(), **values).returning(updates.c.update_id)
     update_id = int(db.execute(made).scalar_one())
-    ready = select(turns.c.turn_id).where(turns.c.state == TurnState.JUDGED).order_by(turns.c.turn_id).limit(limit)
+    nth = func.row_number().over(partition_by=turns.c.session_id, order_by=turns.c.turn_id).label("nth")
+    waiting = select(turns.c.turn_id, nth).where(turns.c.state == TurnState.JUDGED).subquery()
+    ready = select(waiting.c.turn_id).order_by(waiting.c.turn_id).limit(limit)
+    if session_limit is not None:
+        ready = ready.where(waiting.c.nth <= session_limit)
     take = update(turns).where(turns.c.turn_id.in_(ready.scalar_subquery()))
     db.execute(take.values(state=TurnState.TRAINING, update_id=update_id))
     return update_id
@@ -68,7 +107,7 @@ def load_update(db: Connection, update_id: int) -> RunningUpdate:
     """A running update with its samples, in turn order."""
     row = db.execute(select(updates).where(updates.c.update_id == update_id)).one()
     query = (
-        select(turns.c.turn_id, turns.c.user, turns.c.dialect, turns.c.tool_set, samples.c.reward, samples.c.hint)
+        select(turns.c.turn_id, turns.c.user, turns.c.dialect, turns.c.tool_set, samples.c.reward, samples.c.verdict_id)
         .join(samples)
         .where(turns.c.update_id == update_id, turns.c.state == TurnState.TRAINING)
         .order_by(turns.c.turn_id)
@@ -79,7 +118,7 @@ def load_update(db: Connection, update_id: int) -> RunningUpdate:
             user=r.user,
             reward=r.reward,
             # A raw prompt was not made of messages, so no hint can be put into it.
-            hint=None if r.dialect in ("completions", "generate") else r.hint,
+            hints=() if r.dialect in ("completions", "generate") else _hints(db, r.verdict_id),
             messages=load_messages(db, r.turn_id)[:-1],
             tools=load_tools(db, r.tool_set),
         )
@@ -88,9 +127,20 @@ def load_update(db: Connection, update_id: int) -> RunningUpdate:
     return RunningUpdate(update_id=update_id, parent_version=row.parent_version, version=row.version, samples=found)
 
 
+def _hints(db: Connection, verdict_id: int) -> tuple[str, ...]:
+    """A verdict's hints, most trusted first, at most MAX_HINTS."""
+    query = select(hints.c.text).where(hints.c.verdict_id == verdict_id).order_by(hints.c.n).limit(MAX_HINTS)
+    return tuple(db.execute(query).scalars())
+
+
 def finish_update(db: Connection, update_id: int, *, artifact: str, metrics: Mapping[str, Any]) -> None:
-    """The artifact is on disk: its turns are trained, and its version is a candidate."""
+    """The artifact is on disk: its turns are trained, and its version is a candidate.
+
+    Args:
+        metrics: of `Trainer.update`; the turns that it names as off policy took no part, and are left out.
+    """
     now = time.time()
+    leave_out_off_policy(db, metrics.get("off_policy", {}))
     done = update(updates).where(updates.c.update_id == update_id, updates.c.state == "running")
     row = db.execute(
         done.values(state="done", finished_at=now, metrics=dict(metrics)).returning(
@@ -105,6 +155,18 @@ def finish_update(db: Connection, update_id: int, *, artifact: str, metrics: Map
     values = {"version": row.version, "parent_version": row.parent_version, "update_id": update_id}
     made = insert(policy_versions).values(artifact=artifact, state=VersionState.CANDIDATE, created_at=now, **values)
     db.execute(made)
+
+
+def leave_out_off_policy(db: Connection, log_ratios: Mapping[str, float]) -> None:
+    """Close turns that an update kept out.
+
+    Args:
+        log_ratios: by turn id, mean nats a token that the version in training gives more than the sampler's gave.
+    """
+    for turn_id, ratio in log_ratios.items():
+        than = f"{abs(ratio):.2f} nats {'more' if ratio > 0 else 'less'} likely"
+        why = f"To the version in training its tokens are on average {than} than when they were sampled."
+        leave_out(db, [int(turn_id)], SkipReason.OFF_POLICY, why)
 
 
 def abandon_update(db: Connection, update_id: int, error: str, *, state: str = "failed") -> None:
@@ -169,9 +231,10 @@ def version_row(db: Connection, version: int) -> AnyRow:
 
 
 def promote(db: Connection, version: int, gate: Mapping[str, Any]) -> None:
-    """A candidate serves; the one before it retires."""
+    """A candidate serves; the one before it retires, or is rolled back if the watch took it back."""
+    state = VersionState.ROLLED_BACK if goes_back(db) else VersionState.RETIRED
     serving = update(policy_versions).where(policy_versions.c.state == VersionState.SERVING)
-    db.execute(serving.values(state=VersionState.RETIRED))
+    db.execute(serving.values(state=state))
     chosen = update(policy_versions).where(policy_versions.c.version == version)
     db.execute(chosen.values(state=VersionState.SERVING, served_at=time.time(), gate=dict(gate)))
     note(db, "promoted", version=version, **gate)
@@ -199,6 +262,8 @@ def roll_back(db: Connection, version: int | None) -> int:
     row = db.execute(select(policy_versions).where(policy_versions.c.version == wanted)).first()
     if row is None:
         raise LookupError(f"there is no version {wanted}")
+    if row.state == VersionState.ROLLED_BACK:
+        raise LookupError(f"the watch took version {wanted} back: {row.gate['why']}")
     if row.state != VersionState.RETIRED:
         raise LookupError(f"version {wanted} is {row.state}; only one that has served before can be gone back to")
     asked = update(policy_versions).where(policy_versions.c.version == wanted)
@@ -207,15 +272,83 @@ def roll_back(db: Connection, version: int | None) -> int:
     return int(wanted)
 
 
+def take_back(db: Connection, version: int, why: str, evidence: Mapping[str, Any]) -> int:
+    """The watch's decision: a version on the serving line, and all that was built on it there, never serves again.
+
+    Their turns are left out with that reason, and the version before them is asked to serve. Until it does, the bad one
+    goes on.
+
+    Returns the version asked for.
+
+    Raises:
+        LookupError: another version waits for the gate; nothing has changed.
+    """
+    if (waiting := candidate(db)) is not None:
+        raise LookupError(f"version {waiting.version} waits for the gate")
+    bad: list[AnyRow] = []
+    while not bad or bad[-1].version != version:
+        bad.append(version_row(db, bad[-1].parent_version if bad else serving_version(db)))
+    for row in bad:
+        # The one that serves has to stay that until another can; `promote` then changes its state.
+        state = row.state if row.state == VersionState.SERVING else VersionState.ROLLED_BACK
+        values = {"state": state, "gate": {**(row.gate or {}), "why": why, "watch": dict(evidence)}}
+        db.execute(update(policy_versions).where(policy_versions.c.version == row.version).values(values))
+        _leave_out_trained(db, row.update_id, f"Version {row.version}, trained on it, was rolled back: {why}.")
+    numbers = sorted(row.version for row in bad)
+    note(db, "watch_rolled_back", version=version, versions=numbers, why=why, evidence=dict(evidence))
+    back_to = go_back(db)
+    assert back_to is not None, "there is no candidate"
+    return back_to
+
+
+def goes_back(db: Connection) -> bool:
+    """Whether the version that serves was taken back, and only serves until another can."""
+    serving = select(policy_versions.c.gate).where(policy_versions.c.state == VersionState.SERVING)
+    return "watch" in (db.execute(serving).scalar() or {})
+
+
+def go_back(db: Connection) -> int | None:
+    """Ask the newest version before those taken back to serve, unless one waits for the gate. Returns it.
+
+    Asked again when the gate finds that one damaged: then it is the one before.
+    """
+    if candidate(db) is not None:
+        return None
+    row = version_row(db, serving_version(db))
+    while row.state != VersionState.RETIRED:
+        row = version_row(db, row.parent_version)
+    return roll_back(db, row.version)
+
+
+def give_back(db: Connection, version: int) -> None:
+    """A candidate whose parent has gone in the meantime never serves: its turns wait for an update on what serves."""
+    why = f"version {version_row(db, version).parent_version}, on which it was built, no longer serves"
+    chosen = update(policy_versions).where(policy_versions.c.version == version)
+    row = db.execute(
+        chosen.values(state=VersionState.REJECTED, gate={"why": why}).returning(policy_versions.c.update_id)
+    ).one()
+    ids = list(db.execute(select(turns.c.turn_id).where(turns.c.update_id == row.update_id)).scalars())
+    over = update(updates).where(updates.c.update_id == row.update_id)
+    db.execute(over.values(state="superseded", error=why, turn_ids=ids))
+    back = update(turns).where(turns.c.update_id == row.update_id, turns.c.state == TurnState.TRAINED)
+    db.execute(back.values(state=TurnState.JUDGED, update_id=None))
+    note(db, "rejected", version=version, why=why)
+
+
 def reject(db: Connection, version: int, why: str, gate: Mapping[str, Any]) -> None:
     """A candidate never serves; its turns are left out with that reason."""
     chosen = update(policy_versions).where(policy_versions.c.version == version)
     row = db.execute(
         chosen.values(state=VersionState.REJECTED, gate={**gate, "why": why}).returning(policy_versions.c.update_id)
     ).one()
-    ids = list(db.execute(select(turns.c.turn_id).where(turns.c.update_id == row.update_id)).scalars())
-    leave_out(db, ids, SkipReason.VERSION_REJECTED, f"Version {version}, trained on it, was rejected: {why}")
+    _leave_out_trained(db, row.update_id, f"Version {version}, trained on it, was rejected: {why}")
     note(db, "rejected", version=version, why=why, **gate)
+
+
+def _leave_out_trained(db: Connection, update_id: int, detail: str) -> None:
+    """What an update trained comes to nothing; a turn that it left out keeps its own reason."""
+    trained = select(turns.c.turn_id).where(turns.c.update_id == update_id, turns.c.state == TurnState.TRAINED)
+    leave_out(db, list(db.execute(trained).scalars()), SkipReason.VERSION_REJECTED, detail)
 
 
 def list_versions(db: Connection) -> list[AnyRow]:

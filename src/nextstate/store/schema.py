@@ -183,7 +183,7 @@ samples = Table(
     Column("turn_id", ForeignKey("turns.turn_id"), primary_key=True),
     Column("verdict_id", ForeignKey("verdicts.verdict_id"), nullable=False),
     Column("reward", SmallInteger, nullable=False, comment="1 or -1"),
-    Column("hint", Text, comment="what the teacher reads; null: this turn has no teacher"),
+    Column("hint", Text, comment="the most trusted hint; null: this turn has no teacher"),
     Column("created_at", Float, nullable=False),
 )
 
@@ -193,6 +193,7 @@ updates = Table(
     Column("update_id", Integer, primary_key=True),
     Column("parent_version", Integer, nullable=False),
     Column("version", Integer, nullable=False, comment="the version it makes"),
+    # Comments may change, migrations may not: superseded came later, see give_back.
     Column("state", Text, nullable=False, comment="running, done, failed, interrupted or empty; see abandon_update"),
     Column("started_at", Float, nullable=False),
     Column("finished_at", Float),

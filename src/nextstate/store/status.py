@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, func, or_, select
 
 from nextstate.store.learning import serving_version
-from nextstate.store.schema import next_states, sessions, turns, updates, verdicts
+from nextstate.store.schema import (
+    events,
+    next_states,
+    policy_versions,
+    samples,
+    sessions,
+    turns,
+    updates,
+    verdicts,
+)
 from nextstate.store.store import AnyRow
-from nextstate.types import SkipReason, TurnState, WaitReason
+from nextstate.types import SkipReason, TurnState, VersionState, WaitReason
 
 WAITS: dict[str, WaitReason] = {
     TurnState.GENERATING: WaitReason.BEING_ANSWERED,
@@ -35,6 +44,8 @@ class Status:
     """good, neutral, bad, abstained."""
     updates: dict[str, int]
     """By state."""
+    rolled_back: tuple[int, ...]
+    """Versions that the watch took back."""
 
     @property
     def accounted_for(self) -> bool:
@@ -57,6 +68,7 @@ def status(db: Connection) -> Status:
     names = {1: "good", 0: "neutral", -1: "bad", None: "abstained"}
     values = db.execute(select(verdicts.c.value, func.count()).group_by(verdicts.c.value))
     by_state = db.execute(select(updates.c.state, func.count()).group_by(updates.c.state))
+    taken_back = select(policy_versions.c.version).where(policy_versions.c.state == VersionState.ROLLED_BACK)
     return Status(
         version=serving_version(db),
         sessions=db.execute(select(func.count()).select_from(sessions)).scalar_one(),
@@ -66,6 +78,7 @@ def status(db: Connection) -> Status:
         left_out=left_out,
         verdicts={names[value]: count for value, count in values},
         updates={str(row.state): int(row[1]) for row in by_state},
+        rolled_back=tuple(db.execute(taken_back.order_by(policy_versions.c.version)).scalars()),
     )
 
 
@@ -99,6 +112,44 @@ def show_turn(db: Connection, turn_id: int) -> AnyRow | None:
         .where(turns.c.turn_id == turn_id)
     )
     return db.execute(query).first()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownVersion:
+    row: AnyRow
+    """The version with its update: state, metrics, start and end."""
+    turns: Sequence[AnyRow]
+    """What it was trained on, or was to be: turn_id, state, reason, reward."""
+    history: Sequence[AnyRow]
+    """Events about it, oldest first."""
+
+
+def show_version(db: Connection, version: int) -> ShownVersion | None:
+    """One version with all that the store knows about it; None where there is none."""
+    query = (
+        select(
+            policy_versions,
+            updates.c.state.label("update_state"),
+            *(updates.c.metrics, updates.c.started_at, updates.c.finished_at, updates.c.turn_ids),
+        )
+        .outerjoin(updates, policy_versions.c.update_id == updates.c.update_id)
+        .where(policy_versions.c.version == version)
+    )
+    row = db.execute(query).first()
+    if row is None:
+        return None
+    of_update = or_(turns.c.update_id == row.update_id, turns.c.turn_id.in_(row.turn_ids or ()))
+    used = select(turns.c.turn_id, turns.c.state, turns.c.reason, samples.c.reward).outerjoin(samples).where(of_update)
+    about = select(events).where(events.c.kind.in_(("promoted", "rejected", "rollback_asked", "watch_rolled_back")))
+    return ShownVersion(
+        row=row,
+        turns=db.execute(used.order_by(turns.c.turn_id)).all() if row.update_id is not None else (),
+        history=[
+            event
+            for event in db.execute(about.order_by(events.c.event_id))
+            if version in (event.data.get("version"), event.data.get("from_version"), *event.data.get("versions", ()))
+        ],
+    )
 
 
 _WHY_WAITING = {

@@ -1,4 +1,5 @@
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -38,10 +39,8 @@ def test_an_identical_teacher_gives_exactly_zero_loss_and_gradient(gap_clip: flo
     sampled = sampled_distillation(
         logprobs[:, 0], logprobs[:, 0].detach(), logprobs[:, 0].detach(), weights, gap_clip=gap_clip
     )
-    binned = topk_distillation(chosen, chosen.detach(), weights)
-    (dense + sampled + binned).backward()
+    (dense + sampled).backward()
     assert dense.item() == 0.0
-    assert binned.item() == 0.0
     assert sampled.item() == 0.0
     assert logits.grad.abs().max().item() == 0.0
 
@@ -73,10 +72,29 @@ def test_a_row_without_teacher_gives_no_gradient():
     assert old.grad.abs().max().item() == 0.0
 
 
+def test_tokens_outside_the_subset_take_no_share_of_the_weights():
+    # Of three tokens the middle one is outside: w = (.6, .2) / .8 = (.75, .25), D = (ln .5, ln 2) = (-.6931, .6931)
+    # A = (-.5199, .1733); at ratio 1 the loss is .5199 - .1733 = .3466, and its gradient -A.
+    old = nats(0.6, 0.1, 0.2)[None].requires_grad_()
+    teacher = nats(0.3, 0.1, 0.4)[None]
+    teacher[0, 1] = math.nan
+    loss = subset_distillation(old, old.detach(), teacher, ONE, gap_clip=1.0)
+    loss.backward()
+    assert loss.item() == pytest.approx(0.3465736, abs=1e-6)
+    assert old.grad[0].tolist() == pytest.approx([0.5198604, 0.0, -0.1732868], abs=1e-6)
+
+
 def test_the_gradient_agrees_with_finite_differences():
     old, teacher = nats(0.6, 0.3)[None], nats(0.3, 0.5)[None]
     now = nats(0.58, 0.31)[None].requires_grad_()
     assert torch.autograd.gradcheck(lambda x: subset_distillation(x, old, teacher, ONE, gap_clip=1.0), now)
+
+
+def test_the_gradient_on_sampled_tokens_agrees_with_finite_differences():
+    old, teacher = nats(0.6, 0.3, 0.2), nats(0.3, 0.5, 0.1)
+    now = nats(0.58, 0.31, 0.3).requires_grad_()  # the last one should fall, and is not held by the clip
+    weights = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    assert torch.autograd.gradcheck(lambda x: sampled_distillation(x, old, teacher, weights, gap_clip=1.0), now)
 
 
 def test_splitting_a_batch_changes_nothing():
@@ -92,6 +110,12 @@ def test_splitting_a_batch_changes_nothing():
 
 
 # -- the teacher's top K and the rest ---------------------------------------------------------------------------------
+
+
+def test_the_oracle_of_the_divergence_over_three_bins_is_met():
+    # T2: p (.6, .3 | .1), q (.5, .2 | .3): .6 ln 1.2 + .3 ln 1.5 + .1 ln(1/3) = .109393 + .121640 - .109861
+    loss = topk_distillation(nats(0.6, 0.3)[None], nats(0.5, 0.2)[None], ONE)
+    assert loss.item() == pytest.approx(0.1211712, abs=1e-7)
 
 
 def test_the_divergence_over_three_bins_is_what_it_is_by_hand():
@@ -119,6 +143,103 @@ def test_with_every_token_in_a_bin_it_is_the_divergence_of_the_library():
     assert topk_distillation(p, q, weights).item() == pytest.approx(expected.item(), abs=1e-5)
 
 
+DIVERGENCES: list[dict[str, Any]] = [
+    {"divergence": "reverse_kl"},
+    {"divergence": "forward_kl"},
+    {"divergence": "jsd"},
+    {"divergence": "jsd", "alpha": 0.3},
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", DIVERGENCES)
+def test_every_divergence_from_an_identical_teacher_is_exactly_zero_and_so_is_its_gradient(
+    kind: dict[str, Any], dtype: torch.dtype
+):
+    torch.manual_seed(0)
+    logits = torch.randn(50, 200, dtype=dtype).mul(4).requires_grad_()
+    logprobs = logits.log_softmax(-1)
+    chosen = logprobs.gather(1, logprobs.detach().topk(8).indices)
+    weights = torch.rand(50, dtype=dtype)
+    loss = topk_distillation(chosen, chosen.detach(), weights / weights.sum(), **kind)
+    loss.backward()
+    assert loss.item() == 0.0
+    assert logits.grad.abs().max().item() == 0.0
+
+
+def test_the_forward_divergence_is_what_it_is_by_hand():
+    # q (.2, .6 | .2), p (.7, .2 | .1): .2 ln(2/7) + .6 ln 3 + .2 ln 2 = -.250553 + .659167 + .138629 = .547244
+    loss = topk_distillation(nats(0.7, 0.2)[None], nats(0.2, 0.6)[None], ONE, divergence="forward_kl")
+    assert loss.item() == pytest.approx(0.5472442, abs=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("alpha", "expected"),
+    [
+        # m (.45, .4 | .15): KL(p|m) = .7 ln(14/9) + .2 ln .5 + .1 ln(2/3) = .309283 - .138629 - .040547 = .130107
+        #                    KL(q|m) = .2 ln(4/9) + .6 ln 1.5 + .2 ln(4/3) = -.162186 + .243279 + .057536 = .138629
+        (0.5, 0.1343681),
+        # m (.575, .3 | .125): KL(p|m) = .7 ln(28/23) + .2 ln(2/3) + .1 ln .8 = .137697 - .081093 - .022314 = .034289
+        #                      KL(q|m) = .2 ln(8/23) + .6 ln 2 + .2 ln 1.6 = -.211210 + .415888 + .094001 = .298679
+        # .75 * .034289 + .25 * .298679: a quarter of the mixture is the teacher's
+        (0.25, 0.1003865),
+    ],
+)
+def test_the_jensen_shannon_divergence_is_what_it_is_by_hand(alpha: float, expected: float):
+    loss = topk_distillation(nats(0.7, 0.2)[None], nats(0.2, 0.6)[None], ONE, divergence="jsd", alpha=alpha)
+    assert loss.item() == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (DIVERGENCES[0], (0.384618, 0.356417)),
+        (DIVERGENCES[1], (0.378489, 0.350068)),
+        (DIVERGENCES[2], (0.091808, 0.084804)),
+    ],
+)
+def test_the_values_are_those_that_trl_computes(kind: dict[str, Any], expected: tuple[float, float]):
+    # TRL 1.16.0: generalized_jsd_loss over all five tokens, compute_topk_self_distillation_loss over two and the tail.
+    student = torch.tensor([[2, 1, 0, -1, 0.5]], dtype=torch.float64).log_softmax(-1)
+    teacher = torch.tensor([[1, 2, 0.5, -0.5, 0]], dtype=torch.float64).log_softmax(-1)
+    whole, two = (topk_distillation(student[:, :k], teacher[:, :k], ONE, **kind).item() for k in (5, 2))
+    assert (whole, two) == pytest.approx(expected, abs=2e-6)
+
+
+def test_the_forward_gradient_on_the_logits_is_the_difference_of_the_bins():
+    # d/d logit_v = p_v - q_v in a bin of its own; the rest's difference, .1 - .2, is shared as p's mass is, .6 to .4
+    logits = nats(0.7, 0.2, 0.06, 0.04)[None].requires_grad_()
+    topk_distillation(logits.log_softmax(-1)[:, :2], nats(0.2, 0.6)[None], ONE, divergence="forward_kl").backward()
+    assert logits.grad[0].tolist() == pytest.approx([0.5, -0.4, -0.06, -0.04])
+
+
+@pytest.mark.parametrize("kind", DIVERGENCES)
+def test_every_divergence_agrees_with_finite_differences(kind: dict[str, Any]):
+    # Through the logits, where the mixture of "jsd" moves with the student.
+    torch.manual_seed(0)
+    logits = torch.randn(3, 6, dtype=torch.float64).requires_grad_()
+    teacher = torch.randn(3, 6, dtype=torch.float64).log_softmax(-1)[:, :3]
+    weights = torch.tensor([0.5, 0.2, 0.3], dtype=torch.float64)
+    assert torch.autograd.gradcheck(
+        lambda x: topk_distillation(x.log_softmax(-1)[:, :3], teacher, weights, **kind), logits
+    )
+
+
+@pytest.mark.parametrize("kind", DIVERGENCES)
+def test_rows_without_teacher_are_masked_and_splitting_changes_nothing(kind: dict[str, Any]):
+    torch.manual_seed(0)
+    now, teacher = (torch.randn(6, 9, dtype=torch.float64).log_softmax(-1)[:, :4] for _ in range(2))
+    now.requires_grad_()
+    teacher[1] = math.nan
+    weights = torch.full((6,), 1 / 6, dtype=torch.float64)
+    whole = topk_distillation(now, teacher, weights, **kind)
+    whole.backward()
+    assert now.grad[1].abs().max().item() == 0.0
+    assert now.grad[0].abs().max().item() > 1e-3
+    parts = (topk_distillation(now[s], teacher[s], weights[s], **kind) for s in (slice(0, 2), slice(2, 6)))
+    assert sum(part.item() for part in parts) == pytest.approx(whole.item(), abs=1e-12)
+
+
 def test_steps_down_its_gradient_end_at_the_teacher_and_nothing_escapes_into_the_rest():
     torch.manual_seed(0)
     teacher = torch.randn(1, 30, dtype=torch.float64).mul(2).log_softmax(-1)
@@ -133,19 +254,11 @@ def test_steps_down_its_gradient_end_at_the_teacher_and_nothing_escapes_into_the
     assert student[0].tolist() == pytest.approx(teacher.gather(1, top).exp()[0].tolist(), abs=1e-4)
 
 
-def test_the_divergence_agrees_with_finite_differences_and_masks_rows_without_teacher():
-    now, teacher = nats(0.58, 0.31)[None].requires_grad_(), nats(0.3, 0.5)[None]
-    assert torch.autograd.gradcheck(lambda x: topk_distillation(x, teacher, ONE), now)
-    loss = topk_distillation(now, torch.full_like(teacher, math.nan), ONE)
-    loss.backward()
-    assert loss.item() == 0.0
-    assert now.grad.abs().max().item() == 0.0
-
-
-def test_a_teacher_that_is_sure_gives_a_finite_loss_and_gradient():
+@pytest.mark.parametrize("kind", DIVERGENCES)
+def test_a_teacher_that_is_sure_gives_a_finite_loss_and_gradient(kind: dict[str, Any]):
     logits = torch.tensor([[0.0, 80.0, 0.0]], dtype=torch.float32).requires_grad_()
     sure = torch.tensor([[60.0, -60.0, -60.0]]).log_softmax(-1)
-    loss = topk_distillation(logits.log_softmax(-1)[:, :2], sure[:, :2], torch.ones(1))
+    loss = topk_distillation(logits.log_softmax(-1)[:, :2], sure[:, :2], torch.ones(1), **kind)
     loss.backward()
     assert math.isfinite(loss.item())
     assert logits.grad.isfinite().all()

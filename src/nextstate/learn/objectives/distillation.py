@@ -1,7 +1,7 @@
 """Learning from a teacher that has read a hint, on the tokens that the student sampled.
 
     sampled   the gap on the sampled token, as an advantage          one token a position
-    subset    the gap on the student's K most likely tokens          K tokens a position, the rest moves freely
+    subset    the gap on K likely tokens, as advantages              K tokens a position, the rest moves freely
     topk      the divergence over the teacher's K and the rest       K + 1 bins, nothing moves freely
 
 A teacher identical to the student gives a loss and a gradient of exactly 0 in every form.
@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from nextstate.config import Divergence
 from nextstate.learn.objectives.policy_gradient import clipped_surrogate, weighted_sum
 
 
@@ -56,9 +57,9 @@ def subset_distillation(
     clip_low: float = 0.2,
     clip_high: float = 0.28,
 ) -> Tensor:
-    """The teacher corrects the student's K most likely tokens at every position (spec 1.9, the OPD part).
+    """The teacher corrects a subset of up to K tokens at every position (spec 1.9, the OPD part).
 
-        w_v  = softmax of old_logprobs over the K tokens           sums to 1
+        w_v  = softmax of old_logprobs over the subset             sums to 1
         D_v  = clip(teacher_v - old_v, -C, C)
         A_v  = w_v D_v
         loss = sum over positions of weights * sum_v max(-A_v rho_v, -A_v clip(rho_v))
@@ -70,39 +71,73 @@ def subset_distillation(
     Args:
         logprobs_NK: [N, K] nats under the weights being trained; the only input with a gradient.
         old_logprobs_NK: [N, K] nats of the same tokens at the start of the update.
-        teacher_logprobs_NK: [N, K] nats of the same tokens given the hinted prompt; a row of NaN has no teacher.
+        teacher_logprobs_NK: [N, K] nats of the same tokens given the hinted prompt; NaN where a token is not in the
+            subset. A row of NaN alone, without teacher or with an empty subset, is left out.
         weights_N: [N] 0 on positions left out; sums to 1 over the whole update.
         gap_clip: C, nats.
     """
     old_NK = old_logprobs_NK.detach()
-    gap_NK, has_teacher_NK = _gap(teacher_logprobs_NK, old_NK, gap_clip)
-    advantages_NK = old_NK.softmax(-1) * gap_NK
-    loss_NK = clipped_surrogate(logprobs_NK, old_NK, advantages_NK, clip_low=clip_low, clip_high=clip_high)
-    return weighted_sum(loss_NK.sum(-1), torch.where(has_teacher_NK.all(-1), weights_N, 0.0))
+    gap_NK, in_subset_NK = _gap(teacher_logprobs_NK, old_NK, gap_clip)
+    shares_NK = old_NK.masked_fill(~in_subset_NK, -torch.inf).softmax(-1).nan_to_num(nan=0.0)
+    loss_NK = clipped_surrogate(logprobs_NK, old_NK, shares_NK * gap_NK, clip_low=clip_low, clip_high=clip_high)
+    return weighted_sum(loss_NK.sum(-1), torch.where(in_subset_NK.any(-1), weights_N, 0.0))
 
 
-def topk_distillation(logprobs_NK: Tensor, teacher_logprobs_NK: Tensor, weights_N: Tensor) -> Tensor:
-    """Reverse KL over K + 1 bins: the teacher's K most likely tokens, and all others as one (spec 1.8, Top-K OPD).
+def topk_distillation(
+    logprobs_NK: Tensor,
+    teacher_logprobs_NK: Tensor,
+    weights_N: Tensor,
+    *,
+    divergence: Divergence = "reverse_kl",
+    alpha: float = 0.5,
+) -> Tensor:
+    """A divergence over K + 1 bins: the teacher's K most likely tokens, and all others as one (spec 1.8, Top-K OPD).
 
-        p, q = student and teacher; p_tail = 1 - sum of the K
-        loss = sum over positions of weights * sum over bins of (p log(p / q) - p + q)
+        p, q = student and teacher; p_tail = 1 - sum of the K; m = (1 - alpha) p + alpha q
 
-    Its minimum is the teacher, and a bin for the rest means that mass cannot escape there unseen, as it can where only
-    the K tokens are pushed. Bins sum to 1 on both sides, so -p + q adds nothing to the value; it takes out of the
-    gradient what is 0 only in exact arithmetic.
+        reverse_kl   d = KL(p || q)                                   goes where the teacher is, may leave modes out
+        forward_kl   d = KL(q || p)                                   covers all that the teacher would say
+        jsd          d = (1 - alpha) KL(p || m) + alpha KL(q || m)    between the two, and bounded
+
+        KL(a || b) = sum over bins of a log(a / b) - a + b
+        loss       = sum over positions of weights * d
+
+    The least of each is at the teacher, and a bin for the rest means that mass cannot escape there unseen, as it can
+    where only the K tokens are pushed. Bins sum to 1 on both sides, so -a + b adds nothing to the value; it takes out
+    of the gradient what is 0 only in exact arithmetic.
 
     Args:
         logprobs_NK: [N, K] nats under the weights being trained, over the whole vocabulary; the only input with a
             gradient.
         teacher_logprobs_NK: [N, K] nats of the same tokens given the hinted prompt; a row of NaN has no teacher.
         weights_N: [N] 0 on positions left out; sums to 1 over the whole update.
+        alpha: of "jsd" alone, strictly between 0 and 1: the teacher's share of the mixture.
     """
     has_teacher_N = ~teacher_logprobs_NK.isnan().any(-1)
     teacher_NK = torch.where(has_teacher_N[:, None], teacher_logprobs_NK, logprobs_NK).detach()
     student_NB, teacher_NB = _with_tail(logprobs_NK), _with_tail(teacher_NK)
-    p_NB, q_NB = student_NB.exp(), teacher_NB.exp()
-    loss_N = (p_NB * (student_NB - teacher_NB) - p_NB + q_NB).sum(-1)
+    if divergence == "reverse_kl":
+        loss_N = _kl(student_NB, teacher_NB)
+    elif divergence == "forward_kl":
+        loss_N = _kl(teacher_NB, student_NB)
+    else:
+        # Of all distributions the mixture is the one that makes this sum least, so that its own dependence on the
+        # student gives no gradient, and can be left out of it.
+        mixture_NB = _log_mixture(student_NB.detach(), teacher_NB, alpha)
+        loss_N = (1 - alpha) * _kl(student_NB, mixture_NB) + alpha * _kl(teacher_NB, mixture_NB)
     return weighted_sum(loss_N, torch.where(has_teacher_N, weights_N, 0.0))
+
+
+def _kl(a_NB: Tensor, b_NB: Tensor) -> Tensor:
+    """[N] KL(a || b) of bins given as log-probs."""
+    p_NB = a_NB.exp()
+    return (p_NB * (a_NB - b_NB) - p_NB + b_NB.exp()).sum(-1)
+
+
+def _log_mixture(p_NB: Tensor, q_NB: Tensor, alpha: float) -> Tensor:
+    """log((1 - alpha) p + alpha q) of log-probs, from the larger one down: exactly p where p is q, and no overflow."""
+    larger, smaller_share = torch.maximum(p_NB, q_NB), torch.where(p_NB > q_NB, alpha, 1 - alpha)
+    return larger + (smaller_share * (-(p_NB - q_NB).abs()).expm1()).log1p()
 
 
 _MAX_LOG_MASS = -1e-7
