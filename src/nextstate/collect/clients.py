@@ -152,7 +152,8 @@ def read_user_text(text: str) -> UserText:
     if said is Said.POLL:
         bare = _POLL_AS_KEPT
     if said is Said.HUMAN and _TOOL_RESULT.match(bare):
-        spoken = next((text for tag in _SAID_TO_A_RESULT if (text := _between(bare, f"<{tag}>", f"</{tag}>"))), None)
+        found = (_between(bare, f"<{tag}>", f"</{tag}>") for tag in _SAID_TO_A_RESULT)
+        spoken = next((words for words in found if words), None)
         said, bare = (Said.REPORT, bare) if spoken is None else (Said.HUMAN, spoken)
     if said is Said.HUMAN:
         bare = _HANDED_OVER.sub("", bare)

@@ -351,9 +351,11 @@ class _Placing:
             length += sum(len(said.text) for said in takewhile(lambda said: said.role != "assistant", before))
         elif self._talk.steps[0] is step:
             # Not even what the answer was given to has been kept: only the newest answers are looked at.
-            sessions = [self._session_id]
-            if self._session_id is None:
-                sessions = [row.session_id for row in recent_turns(self._db, self._in.user)]
+            sessions: list[int] = (
+                [row.session_id for row in recent_turns(self._db, self._in.user)]
+                if self._session_id is None
+                else [self._session_id]
+            )
             rows = [row for each in sessions for row in newest_turns(self._db, each) if _equal(row, step)]
         else:
             return None
