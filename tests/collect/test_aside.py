@@ -36,6 +36,8 @@ OF_CLIENTS = [
     "This will be used for finding it later - reply *ONLY* with the description",
     "Please write a short title (max 6 words) for the above conversation. Reply with only the title.",
     "Generate a concise 3-5 word title for this conversation.",
+    "Name this conversation in 2 to 4 words.",
+    "Describe our chat so far in one sentence, without quotes.",
     "Provide a concise, 5-word-or-less title for the conversation above. Only return the title itself.",
     "Create tags for the above conversation. Return a JSON array of strings and nothing else.",
     "Suggest three follow-up questions for this chat, comma-separated.",
@@ -106,6 +108,23 @@ def test_what_goes_on_without_an_instruction_takes_its_place(talk: Talk, store: 
     assert (talk.row(aside).kind, talk.row(aside).reason) == ("side", "side_request")
     events = store.read_now(lambda db: db.exec_driver_sql("SELECT kind, turn_id, data FROM events").fetchall())
     assert [(kind, turn) for kind, turn, _ in events] == [("next_state_replaced", first)]
+
+
+def test_a_request_that_names_the_answer_takes_the_place_of_an_instruction_too(talk: Talk):
+    first = talk.ask([OPENING], ANSWER)
+    talk.ask([FOREIGN], "Mond, Meer, Ebbe", continues=first)
+    real = talk.ask([WRONG], "Sorry.", continues=first)
+    assert (talk.row(real).kind, talk.row(first).next_state) == ("continuation", [WRONG])
+    assert talk.row(talk.ask([user("And in the Baltic?")], continues=first)).kind == "branch"
+
+
+def test_a_client_that_shortens_its_history_takes_the_place_of_an_instruction_too(talk: Talk):
+    talk.ask([user("Hi")], "Hello")
+    second = talk.ask([user("Hi"), says("Hello"), OPENING], ANSWER)
+    talk.ask([OPENING, ANSWER, FOREIGN], "Mond, Meer, Ebbe")
+    assert talk.row(second).next_state == [FOREIGN]
+    talk.ask([OPENING, ANSWER, WRONG], "Sorry.")
+    assert talk.row(second).next_state == [WRONG]
 
 
 def test_several_instructions_one_after_another_are_got_over(talk: Talk):

@@ -201,6 +201,9 @@ def test_a_request_that_names_its_predecessor_needs_no_history(talk: Talk):
     second = talk.ask([user("more")], continues=first)
     talk.fail(second)
     assert placed(talk.place([user("more")], continues=first)) == ("retry", talk.session(first), first)
+    # Nobody has seen an answer to what failed, so what is said instead of it takes its place.
+    assert placed(talk.place([user("else")], continues=first)) == ("continuation", talk.session(first), first)
+    talk.ask([user("other")], "yes", continues=first)
     assert placed(talk.place([user("else")], continues=first)) == ("branch", talk.session(first), first)
 
 

@@ -238,6 +238,10 @@ def test_a_window_of_one_exchange_is_known_by_both_halves(talk: Talk):
     last = talk.ask([HI, says("Hello"), asked], "From moon, sun.")
     placed = talk.place([asked, says("From moon, sun."), MORE])
     assert (placed.kind, placed.parent_turn_id, placed.next_state) == ("continuation", last, (MORE,))
+    # What was said long before makes a short exchange no more telling.
+    talk.ask([HI, says("Hello"), {"role": "user", "content": "ok?"}], "Yes.")
+    foreign = [{"role": "user", "content": "Of something else, at length."}, says("Not ours.")]
+    assert talk.place([*foreign, {"role": "user", "content": "ok?"}, says("Yes."), MORE]).kind == "new"
 
 
 def test_the_same_opening_again_is_another_conversation_unless_the_session_is_named(talk: Talk):

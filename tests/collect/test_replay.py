@@ -175,6 +175,7 @@ def test_a_file_without_requests_is_named(recording, lines):
         ("/v1/chat/completions", {}, "'messages' must be a list; got nothing."),
         ("/v1/messages", {"messages": ["Hi"]}, "each of 'messages' must be an object; got str."),
         ("/v1/chat/completions", {"messages": []}, "'messages' is empty."),
+        ("/v1/messages", {"messages": [user("Hi"), says("He")]}, "'messages' ends with one of the assistant."),
         ("/v1/responses", {"input": 5}, "'input' must be a list or a text; got int."),
         (
             "/v1/chat/completions",

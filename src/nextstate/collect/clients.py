@@ -152,7 +152,8 @@ def read_user_text(text: str) -> UserText:
     if said is Said.POLL:
         bare = _POLL_AS_KEPT
     if said is Said.HUMAN and _TOOL_RESULT.match(bare):
-        spoken = next((text for tag in _SAID_TO_A_RESULT if (text := _between(bare, f"<{tag}>", f"</{tag}>"))), None)
+        found = (_between(bare, f"<{tag}>", f"</{tag}>") for tag in _SAID_TO_A_RESULT)
+        spoken = next((words for words in found if words), None)
         said, bare = (Said.REPORT, bare) if spoken is None else (Said.HUMAN, spoken)
     if said is Said.HUMAN:
         bare = _HANDED_OVER.sub("", bare)
@@ -298,10 +299,11 @@ _OF_OURS = re.compile(
     re.I,
 )
 _WISH = re.compile(
-    r"\b(?:titles?|headline|name|summary|summari[sz]ing|summari[sz]e|recap|topics?|tags|labels|description"
+    r"\b(?:titles?|headline|name|label|describe|summary|summari[sz]ing|summari[sz]e|recap|topics?|tags|labels|description"
     r"|follow-?up questions|keywords)\b",
     re.I,
 )
+_ASK = re.compile(rf"{_MAKE}|\b(?:name|label|describe|recap|condense)\b", re.I)
 _TITLE = re.compile(rf"{_MAKE}.{{0,60}}\b(?:title|headline|summary|recap)\b|\bsummari[sz]e\b", re.I)
 _COUNT = r"(?:\d+|one|two|three|four|five|six|seven|eight|nine|ten)"
 _FOR_A_MACHINE = tuple(
@@ -355,7 +357,7 @@ def may_be_the_clients(text: str) -> bool:
 def _wishes_for_a_talk(text: str) -> bool:
     """Whether a text begins by asking for a title, a summary or the like of a conversation."""
     begin = text[:250]
-    return all((re.search(_MAKE, text[:120], re.I), _WISH.search(begin), _OF_OURS.search(begin)))
+    return all((_ASK.search(text[:120]), _WISH.search(begin), _OF_OURS.search(begin)))
 
 
 def asks_about_a_talk(text: str) -> bool:

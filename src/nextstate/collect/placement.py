@@ -13,6 +13,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from itertools import takewhile
 
 from sqlalchemy import Connection
 
@@ -228,9 +229,10 @@ class _Placing:
         for same in self._turns(request_spine=self._talk.spine):
             if same.parent_turn_id == row.turn_id and (self._in.retry_count > 0 or _unfinished(same)):
                 return self._retry(same, f"It names turn {row.turn_id}, and asks again what turn {same.turn_id} asked.")
-        kind = "branch" if row.continued else "continuation"
+        instead_of = self._instead_of(row, self._behind()) if row.continued else None
+        kind = "branch" if row.continued and instead_of is None else "continuation"
         because = f"It names turn {row.turn_id} as the one that it continues."
-        return self._placement(row.session_id, kind, row.turn_id, because, after=self._behind())
+        return self._placement(row.session_id, kind, row.turn_id, because, after=self._behind(), instead_of=instead_of)
 
     # -- the same request again ----------------------------------------------------------------------------------------
 
@@ -327,22 +329,17 @@ class _Placing:
 
     def _joined(self, row: AnyRow, step: Step) -> AnyRow | None:
         """The last of several turns whose answers the client has put together, of which `row` is the first."""
-        rest = "".join(step.text.split())
+        rest, rows = "".join(step.text.split()), [row]
         for _ in range(_MAX_JOINED):
-            answer = _answer(row)
-            ours = "" if answer is None else "".join(answer.text.split())
-            if answer is None or not ours or not rest.startswith(ours):
+            answers = ((row, answer) for row in rows if (answer := _answer(row)) is not None and answer.text)
+            begins = ((row, answer) for row, answer in answers if rest.startswith("".join(answer.text.split())))
+            row, answer = next(begins, (row, None))
+            if answer is None:
                 return None
-            rest = rest[len(ours) :]
-            if not rest:
-                return row if answer.calls == step.calls else None
-            if answer.calls:
-                return None
-            after = (child for child in followers(self._db, row) or () if child.answer)
-            child = next((child for child in after if rest.startswith("".join(child.answer.split()))), None)
-            if child is None:
-                return None
-            row = child
+            rest = rest[len("".join(answer.text.split())) :]
+            if not rest or answer.calls:
+                return row if not rest and answer.calls == step.calls else None
+            rows = followers(self._db, row) or []
         return None
 
     def _shortened(self, step: Step) -> _Found | None:
@@ -350,13 +347,15 @@ class _Placing:
         length = len(step.text) + sum(len(arguments) for _, arguments in step.calls)
         if step.block:
             rows = [row for row in self._turns(block_spine=step.block) if row.kind != "side" and _equal(row, step)]
-            before = [earlier for earlier in self._talk.steps if earlier.index < step.index]
-            length += sum(len(said.text) for said in before if said.role != "assistant")
+            before = (said for said in reversed(self._talk.steps) if said.index < step.index)
+            length += sum(len(said.text) for said in takewhile(lambda said: said.role != "assistant", before))
         elif self._talk.steps[0] is step:
             # Not even what the answer was given to has been kept: only the newest answers are looked at.
-            sessions = [self._session_id]
-            if self._session_id is None:
-                sessions = [row.session_id for row in recent_turns(self._db, self._in.user)]
+            sessions: list[int] = (
+                [row.session_id for row in recent_turns(self._db, self._in.user)]
+                if self._session_id is None
+                else [self._session_id]
+            )
             rows = [row for each in sessions for row in newest_turns(self._db, each) if _equal(row, step)]
         else:
             return None
@@ -424,11 +423,10 @@ class _Placing:
             kind = "continuation" if newest is None or newest.turn_id < row.turn_id else "branch"
             return self._placement(row.session_id, kind, row.parent_turn_id, because, after=after)
         kind, how, instead_of = "continuation", found.how, None
-        if row.continued and found.by != "shortened":
+        if row.continued and (instead_of := self._instead_of(row, found.after)) is not None:
+            how = f"It goes on from the answer of turn {row.turn_id}; turn {instead_of} before it came to nothing."
+        elif row.continued and found.by != "shortened":
             kind, how = "branch", f"It goes on from the answer of turn {row.turn_id} in another way than before."
-            if (instead_of := self._instead_of(row, found.after)) is not None:
-                kind = "continuation"
-                how = f"It goes on from the answer of turn {row.turn_id}; turn {instead_of} before it came to nothing."
         if any(step.index >= found.after for step in self._talk.answers):
             how = f"It repeats the conversation up to the answer of turn {row.turn_id}; later answers are not ours."
         return self._placement(row.session_id, kind, row.turn_id, how, after=found.after, instead_of=instead_of)

@@ -159,6 +159,8 @@ def incoming_of(request: Recorded, continues: int | None = None) -> Incoming | s
     read: Read = reader(request.body)
     if read.unreadable and param != "prompt":  # a prompt may also be given as token ids
         return f"The server would refuse it: '{param}' holds {', '.join(read.unreadable)}; it takes text only."
+    if name == "messages" and read.messages and read.messages[-1]["role"] == "assistant":
+        return "The server would refuse it: 'messages' ends with one of the assistant."
     if not read.messages:
         return f"The server would refuse it: '{param}' is empty."
     retries = request.headers.get("x-stainless-retry-count", "")

@@ -126,7 +126,7 @@ def open_turn(db: Connection, new: NewTurn) -> tuple[int, int, str]:
     }
     turn_id = int(db.execute(insert(turns).values(row).returning(turns.c.turn_id)).scalar_one())
     if place.parent_turn_id is not None and place.instead_of is not None:
-        _take_back(db, place.parent_turn_id, place.instead_of, turn_id)
+        _replace_next_state(db, place.parent_turn_id, place.instead_of, turn_id)
     if place.parent_turn_id is not None and place.next_state:
         _add_next_state(db, place, turn_id, now)
     return turn_id, session_id, key
@@ -193,7 +193,7 @@ def can_be_judged_again(row: AnyRow) -> bool:
     return row.state in (TurnState.FINISHED, TurnState.CONTINUED, TurnState.JUDGED) or row.reason in JUDGED_AGAIN
 
 
-def _take_back(db: Connection, turn_id: int, from_turn_id: int, by_turn_id: int) -> None:
+def _replace_next_state(db: Connection, turn_id: int, from_turn_id: int, by_turn_id: int) -> None:
     """Take away a next state that proved to be none, with what was made of it. A turn in an update keeps it."""
     row = db.execute(select(turns.c.state, turns.c.reason).where(turns.c.turn_id == turn_id)).one()
     if not can_be_judged_again(row):
