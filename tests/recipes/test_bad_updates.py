@@ -1,4 +1,4 @@
-"""Bad updates, planted on the real server and the real trainer: what the gate turns down, and what the watch finds."""
+"""A bad update, planted on the real server and the real trainer: the gate turns it down, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from nextstate.store import judging, learning, status
+from nextstate.store import learning, status
 from nextstate.store.store import Store
-from nextstate.types import Feedback, SkipReason, TurnState, VersionState, Vote
+from nextstate.types import SkipReason, VersionState
 from tests.crash.judge_endpoint import JudgeEndpoint
 from tests.crash.people import People, Seen
 from tests.crash.served import Served, sharpen, talkative, until, write_config
@@ -46,20 +46,6 @@ async def talk(people: People, who: int) -> None:
             remark = DISCONTENT if wants_more(answer) else CONTENT
             messages += [{"role": "assistant", "content": answer.text}, {"role": "user", "content": remark}]
             assert await people.ask(messages, max_tokens=1)
-
-
-async def give_thumbs(store: Store, people: People) -> None:
-    """Say honestly of each answer what it was worth; of the untrained model's only when they have been trained."""
-    given: set[int] = set()
-    while True:
-        for seen in [one for one in people.seen if one.turn_id not in given]:
-            row = store.read_now(status.show_turn, seen.turn_id)
-            late = TurnState.TRAINED if seen.version == 0 else TurnState.JUDGED
-            if row.state == late:
-                thumb = Feedback(value=Vote.BAD if wants_more(seen) else Vote.GOOD)
-                await store.write(judging.add_feedback, seen.turn_id, thumb)
-                given.add(seen.turn_id)
-        await asyncio.sleep(0.1)
 
 
 @asynccontextmanager
@@ -104,37 +90,6 @@ async def test_a_learning_rate_a_hundred_times_too_high_never_serves(tmp_path: P
             for row in versions_in(store, VersionState.REJECTED):
                 assert "gate.max_" in row.gate["why"]
             assert store.read_now(status.status).left_out[SkipReason.VERSION_REJECTED] >= 2
-            check_whole(store, people)
-        finally:
-            await served.stop()
-
-
-@pytest.mark.slow
-async def test_what_a_judge_that_lies_has_taught_is_taken_back_by_what_people_say(tmp_path: Path, model: Path):
-    def lie(prompt: str) -> str:
-        return "It is the other way round.\nHINT: none\nVERDICT: " + ("good" if DISCONTENT in prompt else "bad")
-
-    with JudgeEndpoint(lie) as judge:
-        learn = {"batch_turns": 80, "max_wait_s": 600, "steps": 5, "learning_rate": 1e-2, "objective": "binary"}
-        learn |= {"clip_low": 0.9, "clip_high": 9.0, "kl_weight": 0}  # nothing holds the lie back
-        gate = {"max_divergence": 100.0, "max_perplexity_ratio": 100.0}  # it has to be found by what people say
-        config = write_config(tmp_path / "config.toml", model=model, judge_url=judge.url, learn=learn, gate=gate)
-        served = Served(tmp_path / "data", "--config", str(config))
-        await served.start()
-        store, people = served.store, People(served, seed=0)
-        try:
-            thumbs = give_thumbs(store, people)
-            async with going_on(thumbs, *(talk(people, who) for who in range(4))):
-                await until(lambda: versions_in(store, VersionState.ROLLED_BACK), "the watch goes back")
-            taken_back = versions_in(store, VersionState.ROLLED_BACK)
-            watched = taken_back[0].gate["watch"]
-            print(taken_back[0].gate["why"])
-            assert watched["e_value"] >= 100
-            assert watched["live_good"] / (watched["live_good"] + watched["live_bad"]) < 0.4
-            assert store.read_now(learning.serving_version) < taken_back[0].version
-            later = await people.ask([{"role": "user", "content": "a dog?"}])
-            assert later is not None
-            assert later.version < taken_back[0].version
             check_whole(store, people)
         finally:
             await served.stop()
