@@ -33,14 +33,15 @@ class RequireJson:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        kind, packed = headers.get("content-type", ""), headers.get("content-encoding", "identity")
-        if kind.partition(";")[0].strip() == "application/json" and packed == "identity":
+        kind, packed = headers.get("content-type", ""), headers.get("content-encoding", "").strip()
+        as_it_is = packed.lower() in ("", "identity")
+        if kind.partition(";")[0].strip() == "application/json" and as_it_is:
             await self._app(scope, receive, send)
             return
         message = (
             f"The body is of type '{kind or 'unknown'}'. Send JSON, with the header 'Content-Type: application/json'."
         )
-        if packed != "identity":
+        if not as_it_is:
             message = f"The body is compressed ('{packed}'). Send it as it is, without 'Content-Encoding'."
         answer = refusal(scope, HTTPStatus.UNSUPPORTED_MEDIA_TYPE, message, "unsupported_media_type")
         await answer(scope, receive, send)
