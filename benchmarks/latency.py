@@ -247,6 +247,10 @@ class _Answered:
     answer: str
     turn: Turn
 
+    @property
+    def message(self) -> Message:
+        return {"role": "assistant", "content": self.answer}
+
 
 def _newest_answers(db: Connection) -> list[_Answered]:
     """Answers cut off at the limit that clients have just got, newest first; turns to judge and to train copy them."""
