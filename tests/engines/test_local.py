@@ -324,6 +324,7 @@ def under_tagged_versions(
 
 
 @pytest.mark.filterwarnings("ignore:`past_key_values` is deprecated:FutureWarning")
+@pytest.mark.slow
 async def test_versions_published_one_after_another_cut_no_stream_and_every_token_has_its_versions_log_prob(
     tiny_model_path: Path, make_trainer: TrainerFactory, tmp_path: Path
 ):

@@ -134,6 +134,7 @@ def expected_logprobs(model: Any, prompt: TokenIds, ids: list[int], asked: Sampl
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("template", [CHATML, QWEN25, QWEN3, LLAMA31], ids=["chatml", "qwen2.5", "qwen3", "llama3.1"])
 async def test_what_is_stored_is_what_was_sampled(start_server, engine, tiny_model_path, template):
     model = AutoModelForCausalLM.from_pretrained(tiny_model_path, dtype=torch.float32)
