@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Annotated, Any, Literal, Self
 
@@ -13,7 +13,6 @@ from pydantic_core import PydanticCustomError
 
 from nextstate.chat.events import AnswerEvent, ReasoningDelta, TextDelta, ToolCall
 from nextstate.dialects.chat import read_messages
-from nextstate.errors import EngineFault
 from nextstate.serve.answer import Answer, Ask
 from nextstate.serve.asking import (
     Choice,
@@ -291,27 +290,22 @@ class _Reply:
             "finish_reason": finish_reason(answer),
         }
 
-    async def events(self) -> AsyncIterator[str]:
+    async def events(self) -> AsyncGenerator[str]:
         """The server-sent events. The last chunk of an answer leaves after its turn is committed."""
         for n in range(len(self._answers)):
             yield self._chunk(n, {"role": "assistant", "content": ""})
-        try:
-            async with aclosing(merged(self._answers)) as events:
-                async for n, event in events:
-                    for delta in _deltas(event):
-                        yield self._chunk(n, delta)
-        except EngineFault as error:
-            yield sse(server_error(str(error), "engine_fault"))
-            return
-        except Exception:
-            # The headers are out, so an event is all that can say it; the answer's task has logged the traceback.
-            yield sse(server_error("The server failed on this request; its log says more.", "internal_error"))
-            return
+        async with aclosing(merged(self._answers)) as events:
+            async for n, event in events:
+                for delta in _deltas(event):
+                    yield self._chunk(n, delta)
         for n, answer in enumerate(self._answers):
             yield self._chunk(n, {}, finish_reason(answer))
         if self._include_usage:
             yield sse(self._body_of("chat.completion.chunk") | {"choices": [], "usage": self._usage()})
         yield "data: [DONE]\n\n"
+
+    def failed(self, message: str, code: str) -> str:
+        return sse(server_error(message, code))
 
     def _chunk(self, n: int, delta: Mapping[str, Any], finish: str | None = None) -> str:
         choice = {"index": n, "delta": delta, "logprobs": self._logprobs(n), "finish_reason": finish}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Annotated, Any
 
@@ -13,7 +13,6 @@ from pydantic_core import PydanticCustomError
 
 from nextstate.chat.events import TextDelta
 from nextstate.dialects.reading import Read
-from nextstate.errors import EngineFault
 from nextstate.serve.answer import Answer
 from nextstate.serve.asking import CommonBody, ask_of, count_ignored, open_answers, refuse, sampling_of
 from nextstate.serve.chat_completions import StreamOptions, as_list
@@ -120,19 +119,18 @@ class _Reply:
         choices = [self._choice(n, answer.text, answer.finish) for n, answer in enumerate(self._answers)]
         return self._body_of(choices) | {"usage": self._usage()}
 
-    async def events(self) -> AsyncIterator[str]:
-        try:
-            async with aclosing(merged(self._answers)) as events:
-                async for n, event in events:
-                    yield self._chunk(n, event.text if isinstance(event, TextDelta) else "")
-        except EngineFault as error:
-            yield sse(server_error(str(error), "engine_fault"))
-            return
+    async def events(self) -> AsyncGenerator[str]:
+        async with aclosing(merged(self._answers)) as events:
+            async for n, event in events:
+                yield self._chunk(n, event.text if isinstance(event, TextDelta) else "")
         for n, answer in enumerate(self._answers):
             yield self._chunk(n, "", answer.finish)
         if self._include_usage:
             yield sse(self._body_of([]) | {"usage": self._usage()})
         yield "data: [DONE]\n\n"
+
+    def failed(self, message: str, code: str) -> str:
+        return sse(server_error(message, code))
 
     def _chunk(self, n: int, text: str, finish: str | None = None) -> str:
         body = self._body_of([self._choice(n, text, finish)])

@@ -5,7 +5,7 @@ For programs that keep the tokens of a conversation themselves, an environment's
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Annotated, Any
 
@@ -13,7 +13,6 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt
 
-from nextstate.errors import EngineFault
 from nextstate.serve.answer import Answer
 from nextstate.serve.asking import CommonBody, ask_of, count_ignored, open_answers, refuse, sampling_of
 from nextstate.serve.chat_completions import as_list
@@ -70,19 +69,18 @@ class _Reply:
     def whole(self) -> dict[str, Any]:
         return self._tokens(0) | {"text": self._answer.text}
 
-    async def events(self) -> AsyncIterator[str]:
+    async def events(self) -> AsyncGenerator[str]:
         sent = 0
-        try:
-            async with aclosing(merged([self._answer])) as events:
-                async for _ in events:
-                    body = self._tokens(sent)
-                    sent += len(body["ids"])
-                    yield sse(body)
-        except EngineFault as error:
-            yield sse(server_error(str(error), "engine_fault"))
-            return
+        async with aclosing(merged([self._answer])) as events:
+            async for _ in events:
+                body = self._tokens(sent)
+                sent += len(body["ids"])
+                yield sse(body)
         yield sse(self._tokens(sent))
         yield "data: [DONE]\n\n"
+
+    def failed(self, message: str, code: str) -> str:
+        return sse(server_error(message, code))
 
     def _tokens(self, start: int) -> dict[str, Any]:
         """The tokens from number `start` on."""

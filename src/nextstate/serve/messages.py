@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from typing import Annotated, Any, Literal, Self
 
@@ -17,7 +17,7 @@ from nextstate.chat.events import AnswerEvent, ReasoningDelta, TextDelta, ToolCa
 from nextstate.chat.template import MessagesRefused, render
 from nextstate.dialects.messages import read_messages
 from nextstate.dialects.reading import Read
-from nextstate.errors import ContextLengthExceeded, EngineFault
+from nextstate.errors import ContextLengthExceeded
 from nextstate.serve.answer import Answer, Ask
 from nextstate.serve.asking import (
     Choice,
@@ -245,25 +245,20 @@ class _Reply:
     def whole(self) -> dict[str, Any]:
         return self._message([_block(part) for part in self._answer.parts], self._answer.reply_tokens) | self._ending()
 
-    async def events(self) -> AsyncIterator[str]:
+    async def events(self) -> AsyncGenerator[str]:
         """The server-sent events. The last ones leave after the turn is committed."""
         yield _event("message_start", message=self._message([], 0))
-        try:
-            async with aclosing(merged([self._answer])) as events:
-                async for _, event in events:
-                    for piece in self._pieces(event):
-                        yield piece
-        except EngineFault as error:
-            yield sse(anthropic_error(500, str(error)), "error")
-            return
-        except Exception:
-            # The headers are out, so an event is all that can say it; the answer's task has logged the traceback.
-            yield sse(anthropic_error(500, "The server failed on this request; its log says more."), "error")
-            return
+        async with aclosing(merged([self._answer])) as events:
+            async for _, event in events:
+                for piece in self._pieces(event):
+                    yield piece
         for piece in self._close():
             yield piece
         yield _event("message_delta", delta=self._ending(), usage=self._usage(self._answer.reply_tokens))
         yield _event("message_stop")
+
+    def failed(self, message: str, code: str) -> str:  # Anthropic's errors have a type and no code
+        return sse(anthropic_error(500, message), "error")
 
     def _message(self, content: list[dict[str, Any]], output_tokens: int) -> dict[str, Any]:
         return {

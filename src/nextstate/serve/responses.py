@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
@@ -16,7 +16,6 @@ from pydantic_core import PydanticCustomError
 from nextstate.chat.events import AnswerEvent, ReasoningDelta, TextDelta, ToolCall
 from nextstate.dialects.reading import Read, listed
 from nextstate.dialects.responses import read_messages
-from nextstate.errors import EngineFault
 from nextstate.serve.answer import Answer, Ask
 from nextstate.serve.asking import (
     Choice,
@@ -286,22 +285,14 @@ class _Reply:
         items = [self._item(n, *said) for n, said in enumerate(zip(self._answer.parts, statuses, strict=True))]
         return self._head | self._ending(items)
 
-    async def events(self) -> AsyncIterator[str]:
+    async def events(self) -> AsyncGenerator[str]:
         """The server-sent events. The last ones leave after the turn is committed."""
         yield self._event("created", response=self._head)
         yield self._event("in_progress", response=self._head)
-        try:
-            async with aclosing(merged([self._answer])) as events:
-                async for _, event in events:
-                    for piece in self._pieces(event):
-                        yield piece
-        except EngineFault as error:
-            yield self._failed(str(error))
-            return
-        except Exception:
-            # The headers are out, so an event is all that can say it; the answer's task has logged the traceback.
-            yield self._failed("The server failed on this request; its log says more.")
-            return
+        async with aclosing(merged([self._answer])) as events:
+            async for _, event in events:
+                for piece in self._pieces(event):
+                    yield piece
         for piece in self._close("incomplete" if self._answer.finish is FinishReason.LENGTH else "completed"):
             yield piece
         ending = self._ending(self._items)
@@ -312,7 +303,7 @@ class _Reply:
         usage = _usage(self._services, answer.prompt_tokens, answer.reply_tokens, answer.reasoning)
         return _ended(answer.finish, time.time()) | {"output": items, "usage": usage}
 
-    def _failed(self, message: str) -> str:
+    def failed(self, message: str, code: str) -> str:  # of the codes that its clients know, one is ours
         failure = {"status": "failed", "error": {"code": "server_error", "message": message}, "output": self._items}
         return self._event("failed", response=self._head | failure)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
@@ -18,6 +19,8 @@ from nextstate.errors import EngineFault
 from nextstate.serve.answer import Answer
 from nextstate.serve.errors import ApiError
 
+log = logging.getLogger(__name__)
+
 KEEP_ALIVE_S = 8.0
 """A stream that has nothing to say for this long gets an empty event: clients give up on silence, and proxies on 10 s
 of it. Comments do not count as life with all of them, events do."""
@@ -30,8 +33,12 @@ class Reply(Protocol):
         """The body, once the answers are written down."""
         ...
 
-    def events(self) -> AsyncIterator[str]:
+    def events(self) -> AsyncGenerator[str]:
         """The server-sent events; the last one leaves after the turns are written down."""
+        ...
+
+    def failed(self, message: str, code: str) -> str:
+        """The event that ends a stream which cannot go on: its headers are out, so nothing else can say it."""
         ...
 
 
@@ -43,13 +50,26 @@ async def respond(request: Request, answers: Sequence[Answer], reply: Reply, *, 
     """
     headers = turn_headers(answers)
     if stream:
-        return AnswerStream(answers, reply.events(), headers)
+        return AnswerStream(answers, _to_the_end(reply), headers)
     try:
         if not await finished(answers, request):
             return Response(status_code=499)  # nobody reads it; nginx's number for a client that left
     except EngineFault as error:
         raise ApiError(500, str(error), type="server_error", code="engine_fault", headers=headers) from error
     return JSONResponse(reply.whole(), headers=headers)
+
+
+async def _to_the_end(reply: Reply) -> AsyncIterator[str]:
+    """A reply's events, and one more where they break off: no stream ends without a word."""
+    async with aclosing(reply.events()) as events:
+        try:
+            async for event in events:
+                yield event
+        except EngineFault as error:
+            yield reply.failed(str(error), "engine_fault")
+        except Exception:  # as an unexpected fault of any request: the log has it, and the client is told
+            log.exception("a stream broke off")
+            yield reply.failed("The server failed on this request; its log says more.", "internal_error")
 
 
 class AnswerStream(StreamingResponse):
