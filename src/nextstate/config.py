@@ -34,6 +34,7 @@ from pydantic_settings import (
 )
 
 from nextstate.errors import ConfigError
+from nextstate.logs import Form
 
 
 class _Section(BaseModel):
@@ -245,6 +246,8 @@ class Config(BaseSettings):
     """Hub name or folder of a causal chat model; the default is built in."""
     data: Path = Path("nextstate-data")
     """Folder of the store and the policy versions; belongs to one model and one server."""
+    log: Form = "text"
+    """What log lines look like; json has a field for the turn or version that a line is about."""
     serve: ServeConfig = ServeConfig()
     engine: EngineConfig = EngineConfig()
     collect: CollectConfig = CollectConfig()

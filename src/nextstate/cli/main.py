@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +13,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from nextstate import __version__, config
+from nextstate import __version__, config, logs
 from nextstate.cli.common import AsJson, Data, err, friendly, open_store, out
 from nextstate.cli.keys import keys_app
 from nextstate.cli.settings import config_app, in_force
@@ -65,9 +64,7 @@ def serve(
         for name, value in changed.items():
             print(f"  {name} = {json.dumps(value)}")
         return
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    for chatty in ("alembic", "httpx", "httpcore"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)
+    logs.configure(settings.log, process="server")
     from nextstate.recipes import personal
 
     try:
