@@ -166,6 +166,11 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, scaling: float | None) -> Tensor:
     )
 
 
+def _has_kernel(query: Tensor) -> bool:
+    """Whether there is one that tells what its way back needs; on other machines that depends on the numbers' type."""
+    return query.device.type == "cpu"
+
+
 _forward_on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward_on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
@@ -189,7 +194,7 @@ class _Attention(torch.autograd.Function):
         for segment in segments:
             own = slice(segment.start, segment.start + segment.length)
             q, (k, v) = query[:, :, own], _with_before(segment, key, value)
-            if query.device.type == "cpu":
+            if _has_kernel(query):
                 causal, mask = 1 < q.shape[2] == k.shape[2], _mask(q, k)
                 output[:, :, own], sums[:, :, own] = _forward_on_cpu(
                     q, k, v, 0.0, causal, attn_mask=mask, scale=scaling
@@ -209,7 +214,7 @@ class _Attention(torch.autograd.Function):
         for segment in ctx.segments:
             own = slice(segment.start, segment.start + segment.length)
             q, (k, v) = query[:, :, own], _with_before(segment, key, value)
-            if query.device.type == "cpu":
+            if _has_kernel(query):
                 causal, mask = 1 < q.shape[2] == k.shape[2], _mask(q, k)
                 found = _backward_on_cpu(
                     gradient[:, :, own], q, k, v, output[:, :, own], sums[:, :, own], 0.0, causal,

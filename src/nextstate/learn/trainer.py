@@ -15,7 +15,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -112,7 +112,8 @@ class Trainer:
         rewards = [(sample.user, sample.reward) for sample in samples]
         rows = [
             make_row(
-                sample,
+                # Without a teacher in the loss, no hint is read.
+                sample if self.config.objective != "binary" else replace(sample, hints=()),
                 advantage,
                 self.loaded.tokenizer,
                 oldest_version=oldest_version,
