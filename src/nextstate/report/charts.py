@@ -16,8 +16,8 @@ from nextstate.report.satisfaction import Bin, Mark
 
 _WIDTH, _HEIGHT = 760, 240
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44, 12, 22, 28
-_LABEL_ROOM = 26
-"""Between two names of versions, so that they can be read."""
+_LABEL_ROOM = 34
+"""Between two names of versions, so that they can be read; those between them get no more than a tick."""
 
 
 def satisfaction_chart(bins: Sequence[Bin], marks: Sequence[Mark]) -> Element:
@@ -36,8 +36,9 @@ def satisfaction_chart(bins: Sequence[Bin], marks: Sequence[Mark]) -> Element:
     label_from = float(_LEFT)
     for mark in marks:
         x = _x(mark.after, total)
-        _line(svg, "mark", x, _TOP, x, _HEIGHT - _BOTTOM)
-        if x >= label_from and x <= _WIDTH - _RIGHT:
+        named = x >= label_from
+        _line(svg, "mark", x, _TOP, x, _HEIGHT - _BOTTOM if named else _TOP + 6)
+        if named:
             _text(svg, f"v{mark.version}", x, _TOP - 8, "middle")
             label_from = x + _LABEL_ROOM
     middles = [_x((one.start + one.end) / 2, total) for one in bins]

@@ -88,7 +88,7 @@ def status(db: Connection, *, since: float | None = None) -> Status:
         waiting=waiting,
         left_out=left_out,
         verdicts={names[value]: count for value, count in db.execute(counted(values, verdicts.c.created_at))},
-        updates=dict(db.execute(counted(by_state, updates.c.started_at)).tuples().all()),
+        updates=dict(db.execute(counted(by_state, updates.c.started_at)).all()),
         rolled_back=tuple(db.execute(taken_back).scalars()),
     )
 

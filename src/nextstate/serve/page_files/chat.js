@@ -6,13 +6,14 @@ import { outcomeOf, thumbs, tokensButton } from "./outcome.js";
 import { Session, said } from "./session.js";
 
 const FOLLOW_MS = 1500;
+const PLACEHOLDER = "Say something. What you say next is what it learns from.";
 
 let session = Session.fresh();
 let asked = null; // the request under way: {messages, parent, text, reasoning, stop}
 let changed = () => {};
 let served = () => {};
 const unfolded = new Set();
-const drawn = new Map(); // turn id -> {node, as}: what stands on the page, and the facts that it was drawn from
+const drawn = new Map(); // turn id -> {node, outcome}: what stands on the page; {said, became}: what it was drawn from
 
 /** @param whenChanged called when the list of sessions is out of date; whenServed with the version that serves. */
 export function startChat(whenChanged, whenServed) {
@@ -211,16 +212,7 @@ async function look() {
 // ---- drawing
 
 function draw() {
-  const branch = session.branch;
-  const nodes = branch.map((turn) => {
-    const as = JSON.stringify([turn, session.beside(turn).length, session.own]);
-    const known = drawn.get(turn.turn_id);
-    // What has not changed stays as it is, with whatever somebody is typing into it.
-    if (known?.as === as) return known.node;
-    const node = drawTurn(turn);
-    drawn.set(turn.turn_id, { node, as });
-    return node;
-  });
+  const nodes = session.branch.map(nodeOf);
   if (asked && asked.session === session) nodes.push(drawAsked());
   if (!nodes.length) nodes.push(welcome());
   const current = $("messages");
@@ -230,7 +222,26 @@ function draw() {
   $("send").hidden = asked !== null;
   $("stop").hidden = asked === null;
   for (const name of ["composer-text", "send"]) $(name).disabled = !session.own;
-  $("composer-note").textContent = session.own ? "" : "Another client's session: go on there. Thumbs and words count from here, too.";
+  $("composer-text").placeholder = session.own ? PLACEHOLDER : "Another client's session: go on there. Thumbs and words count here, too.";
+}
+
+/** A turn on the page. What has not changed stays as it is, with whatever somebody is typing into it. */
+function nodeOf(turn) {
+  const beside = session.beside(turn).map((other) => other.turn_id);
+  const { messages, answer: text, reasoning, tool_calls: calls, finish_reason: finish } = turn;
+  const said = JSON.stringify([messages, text, reasoning, calls, finish, beside, session.own]);
+  const became = JSON.stringify([turn.outcome, turn.verdicts, turn.feedback, turn.next_state, turn.version]);
+  let known = drawn.get(turn.turn_id);
+  if (known?.said !== said) {
+    const outcome = outcomeOf(turn, unfolded);
+    known = { said, became, outcome, node: drawTurn(turn, outcome) };
+    drawn.set(turn.turn_id, known);
+  } else if (known.became !== became) {
+    const outcome = outcomeOf(turn, unfolded);
+    known.outcome.replaceWith(outcome);
+    Object.assign(known, { became, outcome });
+  }
+  return known.node;
 }
 
 function welcome() {
@@ -240,7 +251,7 @@ function welcome() {
   );
 }
 
-function drawTurn(turn) {
+function drawTurn(turn, outcome) {
   const node = el("article", { id: `turn-${turn.turn_id}`, className: "turn", "aria-label": `Turn ${turn.turn_id}` });
   const messages = said(turn);
   const user = el("div", { className: "said" }, ...messages.map(bubble));
@@ -254,7 +265,7 @@ function drawTurn(turn) {
   const actions = el("div", { className: "actions" }, thumbBox);
   if (session.own) {
     actions.append(iconButton("again", "Answer again", () => !asked && again(turn)));
-    if (messages.at(-1)?.role === "user") user.append(iconButton("edit", "Edit your message", () => !asked && edit(turn, user)));
+    if (messages.at(-1)?.role === "user") user.lastChild.append(iconButton("edit", "Edit your message", () => !asked && edit(turn, user)));
   }
   actions.append(iconButton("copy", "Copy the answer", () => navigator.clipboard.writeText(turn.answer ?? "")), tokensButton(turn));
   if (beside.length > 1) {
@@ -265,7 +276,7 @@ function drawTurn(turn) {
       iconButton("forth", "The next one", () => go(position + 1), { disabled: position === beside.length - 1 }),
     ));
   }
-  node.append(user, answer(turn.answer, turn.reasoning, turn.tool_calls), actions, words, outcomeOf(turn, unfolded));
+  node.append(user, answer(turn.answer, turn.reasoning, turn.tool_calls), actions, words, outcome);
   if (turn.finish_reason === "aborted") node.querySelector(".answer").append(el("p", { className: "note" }, "Stopped here."));
   return node;
 }

@@ -4,6 +4,7 @@ import { get } from "./api.js";
 import { $, el, plural, svg, when } from "./dom.js";
 
 const EVERY_MS = 4000;
+const FEW = 8; // versions that are shown at once
 
 let cursor = null;
 let timer = null;
@@ -39,7 +40,7 @@ function draw(made) {
   $("view-learning").replaceChildren(
     el("div", { className: "learning-inside" },
       el("section", { className: "tiles", "aria-label": "At a glance" },
-        tile("serves", `version ${counts.version}`, `${made.model}`),
+        tile("version", String(counts.version), "serves now"),
         tile("answers", counts.turns.toLocaleString(), plural(counts.sessions, "session")),
         tile("trained", counts.trained.toLocaleString(), plural(counts.updates.done ?? 0, "update")),
         tile("waiting", sum(counts.waiting).toLocaleString(), "may still be trained"),
@@ -52,14 +53,15 @@ function draw(made) {
         el("div", { className: "card chart-card" }, svg(made.chart)),
         numbers(made.satisfaction),
       ),
-      el("section", { "aria-labelledby": "versions-title" },
-        el("h2", { id: "versions-title" }, "Versions"),
-        el("div", { className: "cards" }, ...made.versions.map(version)),
-      ),
       el("section", { "aria-labelledby": "reasons-title" },
         el("h2", { id: "reasons-title" }, "Why answers were not trained"),
         ...(made.reasons.length ? [] : [el("p", { className: "note" }, "Every answer was trained, or there is none yet.")]),
         el("div", { className: "cards" }, ...made.reasons.map((line) => reason(line, counts.turns))),
+      ),
+      el("section", { "aria-labelledby": "versions-title" },
+        el("h2", { id: "versions-title" }, "Versions"),
+        el("div", { className: "cards" }, ...made.versions.slice(0, FEW).map(version)),
+        ...(made.versions.length > FEW ? [fold("versions", el("summary", { className: "note" }, `${made.versions.length - FEW} before them`), el("div", { className: "cards" }, ...made.versions.slice(FEW).map(version)))] : []),
       ),
     ),
   );
