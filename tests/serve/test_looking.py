@@ -189,7 +189,12 @@ async def test_what_is_not_there_is_a_404_by_its_name(server: RunningServer, pat
     ("path", "param"),
     [
         *(("sessions?limit=0", "limit"), ("sessions?limit=101", "limit"), ("sessions?before=x", "before")),
-        *(("search", "words"), ("search?words=", "words"), ("search?words=a&before=-1", "before"), ("turns/x", "turn_id")),
+        *(
+            ("search", "words"),
+            ("search?words=", "words"),
+            ("search?words=a&before=-1", "before"),
+            ("turns/x", "turn_id"),
+        ),
     ],
 )
 async def test_a_wrong_request_is_refused_by_the_name_of_its_part(server: RunningServer, path: str, param: str):
@@ -230,7 +235,9 @@ async def test_nobody_sees_what_is_anothers(store: Store, start_server: ServerFa
         assert (await server.http.get("/api/versions/1", headers=bob)).json()["turns"] == 1
 
 
-@pytest.mark.parametrize("path", ["me", "sessions", "sessions/1", "turns/1", "search?words=a", "learning", "versions/0"])
+@pytest.mark.parametrize(
+    "path", ["me", "sessions", "sessions/1", "turns/1", "search?words=a", "learning", "versions/0"]
+)
 async def test_a_server_with_keys_asks_everybody_for_one(start_server: ServerFactory, path: str):
     async with start_server(serve={"api_key": "s3cret"}) as server:
         assert (await server.http.get(f"/api/{path}")).status_code == 401

@@ -42,7 +42,9 @@ def test_whatever_the_files_name_is_among_them():
 
 def test_nothing_comes_from_another_host():
     for path, (content, _) in FILES.items():
-        assert set(re.findall(r"(?:https?:)?//[a-z][\w.-]*\.[\w./-]+", content.decode())) <= {"http://www.w3.org/2000/svg"}, path
+        assert set(re.findall(r"(?:https?:)?//[a-z][\w.-]*\.[\w./-]+", content.decode())) <= {
+            "http://www.w3.org/2000/svg"
+        }, path
 
 
 def test_every_part_that_the_scripts_look_for_is_on_the_page():
@@ -51,6 +53,8 @@ def test_every_part_that_the_scripts_look_for_is_on_the_page():
         assert set(re.findall(r'\$\("([\w-]+)"\)', content)) <= ids | {"token-title"}, path
 
 
-@pytest.mark.parametrize("sink", ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "DOMParser", "eval("])
+@pytest.mark.parametrize(
+    "sink", ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "DOMParser", "eval("]
+)
 def test_no_text_is_read_as_markup(sink: str):
     assert not any(sink in content for content in SCRIPTS.values())

@@ -70,7 +70,9 @@ def test_every_look_goes_through_an_index(full: Store, name: str):
         for statement, parameters in asked:
             for step in plan(db, statement, parameters):
                 # Reading the whole of an index is for counting; `updates` and `policy_versions` are small.
-                whole = re.match(r"SCAN (turns|sessions|verdicts|votes|hints|next_states|feedback)\b(?!.*COVERING)", step)
+                whole = re.match(
+                    r"SCAN (turns|sessions|verdicts|votes|hints|next_states|feedback)\b(?!.*COVERING)", step
+                )
                 assert not whole or name == "counts" and whole[1] == "verdicts", f"{step}\n{statement}"
 
     full.read_now(check)
