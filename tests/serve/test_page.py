@@ -53,8 +53,6 @@ def test_every_part_that_the_scripts_look_for_is_on_the_page():
         assert set(re.findall(r'\$\("([\w-]+)"\)', content)) <= ids | {"token-title"}, path
 
 
-@pytest.mark.parametrize(
-    "sink", ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "DOMParser", "eval("]
-)
-def test_no_text_is_read_as_markup(sink: str):
-    assert not any(sink in content for content in SCRIPTS.values())
+def test_no_text_is_read_as_markup():
+    for sink in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "DOMParser", "srcdoc", "eval("):
+        assert not any(sink in content for content in SCRIPTS.values()), sink

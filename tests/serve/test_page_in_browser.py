@@ -1,4 +1,4 @@
-"""The page as people use it, in a real browser: against a real server, with the pointer, the keys and what is read out."""
+"""The page as people use it, in a real browser against a real server: by pointer, by keys, and by ear."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from browser import chromium
+from browser import chromium_or_skip
 from gated_engine import GatedEngine, eventually
 from playwright.async_api import Browser, Page, expect
 from scripted_engine import ScriptedEngine
@@ -30,13 +30,13 @@ EVIL = "<img src=x onerror=\"document.title='owned'\"><script>document.title='ow
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def browser() -> AsyncIterator[Browser]:
-    async with chromium() as running:
+    async with chromium_or_skip() as running:
         yield running
 
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def page(browser: Browser) -> AsyncIterator[Page]:
-    """A page that fails the test when a script does, when the policy had to stop something, or when it asks elsewhere."""
+    """A page that fails the test when a script fails, the policy stops something, or anything is asked elsewhere."""
     opened = await browser.new_page(viewport={"width": 1200, "height": 800})
     wrong: list[str] = []
     opened.on("pageerror", lambda error: wrong.append(str(error)))

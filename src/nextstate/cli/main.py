@@ -17,6 +17,7 @@ from rich.table import Table
 from nextstate import __version__, config
 from nextstate.cli.common import AsJson, Data, err, friendly, open_store, out
 from nextstate.cli.keys import keys_app
+from nextstate.cli.report import report
 from nextstate.cli.traffic import traffic_app
 from nextstate.cli.versions import versions_app
 from nextstate.errors import ConfigError
@@ -29,6 +30,7 @@ app.add_typer(versions_app, name="versions")
 app.add_typer(model_app, name="model")
 app.add_typer(keys_app, name="keys")
 app.add_typer(traffic_app, name="traffic")
+app.command()(report)
 
 
 @app.command()
