@@ -351,12 +351,12 @@ def _leave_out_trained(db: Connection, update_id: int, detail: str) -> None:
     leave_out(db, list(db.execute(trained).scalars()), SkipReason.VERSION_REJECTED, detail)
 
 
-def list_versions(db: Connection) -> list[AnyRow]:
-    """All versions with the updates that made them, oldest first."""
+def list_versions(db: Connection, *, newest: int | None = None) -> list[AnyRow]:
+    """All versions, or so many of the newest, with the updates that made them, oldest first."""
     query = select(policy_versions, updates.c.metrics, updates.c.started_at, updates.c.finished_at).outerjoin(
         updates, policy_versions.c.update_id == updates.c.update_id
     )
-    return list(db.execute(query.order_by(policy_versions.c.version)))
+    return list(db.execute(query.order_by(policy_versions.c.version.desc()).limit(newest)))[::-1]
 
 
 def give_up_failing(db: Connection, *, tries: int) -> int:
