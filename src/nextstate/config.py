@@ -117,7 +117,8 @@ class LearnConfig(_Section):
     rank: PositiveInt = 16
     alpha: PositiveInt = 32
     targets: str = "all-linear"
-    learning_rate: PositiveFloat = 1e-4
+    learning_rate: NonNegativeFloat = 1e-4
+    """0 makes versions that change nothing, to see what the way of a version costs or breaks."""
     max_grad_norm: PositiveFloat = 1.0
     steps: PositiveInt = 1
     """Optimiser steps on one batch."""

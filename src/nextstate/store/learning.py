@@ -105,7 +105,7 @@ def start_update(db: Connection, *, limit: int, session_limit: int | None = None
 
 def load_update(db: Connection, update_id: int) -> RunningUpdate:
     """A running update with its samples, in turn order."""
-    row = db.execute(select(updates).where(updates.c.update_id == update_id)).one()
+    row = update_row(db, update_id)
     query = (
         select(turns.c.turn_id, turns.c.user, turns.c.dialect, turns.c.tool_set, samples.c.reward, samples.c.verdict_id)
         .join(samples)
@@ -183,6 +183,10 @@ def abandon_update(db: Connection, update_id: int, error: str, *, state: str = "
     back = update(turns).where(turns.c.update_id == update_id, turns.c.state == TurnState.TRAINING)
     db.execute(back.values(state=TurnState.JUDGED, update_id=None))
     note(db, f"update_{state}", update_id=update_id, error=error)
+
+
+def update_row(db: Connection, update_id: int) -> AnyRow:
+    return db.execute(select(updates).where(updates.c.update_id == update_id)).one()
 
 
 def running_updates(db: Connection) -> list[AnyRow]:
