@@ -17,6 +17,7 @@ from rich.table import Table
 from nextstate import __version__, config
 from nextstate.cli.common import AsJson, Data, err, friendly, open_store, out
 from nextstate.cli.keys import keys_app
+from nextstate.cli.steering import pause_app, paused_line, resume_app
 from nextstate.cli.traffic import traffic_app
 from nextstate.cli.versions import versions_app
 from nextstate.errors import ConfigError
@@ -29,6 +30,8 @@ app.add_typer(versions_app, name="versions")
 app.add_typer(model_app, name="model")
 app.add_typer(keys_app, name="keys")
 app.add_typer(traffic_app, name="traffic")
+app.add_typer(pause_app, name="pause")
+app.add_typer(resume_app, name="resume")
 
 
 @app.command()
@@ -79,6 +82,8 @@ def status(data: Data = None, as_json: AsJson = False) -> None:
         print(json.dumps({**asdict(found), "accounted_for": found.accounted_for, "watch": watch}))
         return
     out.print(f"version {found.version} serves; {found.turns} turns in {found.sessions} sessions")
+    if found.paused_since is not None:
+        out.print(paused_line(found.paused_since), soft_wrap=True)
     table = Table("turns", "", "why")
     table.add_row("trained", str(found.trained), "")
     for reason, count in found.waiting.items():

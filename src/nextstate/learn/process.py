@@ -22,6 +22,7 @@ from nextstate.learn.batches import unfit
 from nextstate.learn.gate import measure_held_out, measure_perplexity, measure_probe, preference_shift
 from nextstate.learn.trainer import Trainer
 from nextstate.store import learning, turns
+from nextstate.store.steering import paused_since
 from nextstate.store.store import Store, claim_folder, note
 
 log = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ def learn_loop(store: Store, trainer: Trainer, config: Config, *, parent_pid: in
 
     reads    judged turns, oldest first
     writes   updates, a version folder, and the version as a candidate for the publisher
-    waits    polls; also for the publisher to decide about the candidate before
+    waits    polls; also while learning is paused, and for the publisher to decide about the candidate before
     crash    `recover` finishes or undoes the update at the next start
     """
     loaded_version = -1
@@ -50,7 +51,8 @@ def learn_loop(store: Store, trainer: Trainer, config: Config, *, parent_pid: in
         due = count >= config.learn.batch_turns or (
             oldest is not None and time.time() - oldest >= config.learn.max_wait_s
         )
-        if not due or store.read_now(learning.candidate) is not None:
+        paused = store.read_now(paused_since) is not None
+        if not due or paused or store.read_now(learning.candidate) is not None:
             time.sleep(POLL_S)
             continue
         if config.gate.hold_out_every and store.write_now(learning.hold_out, every=config.gate.hold_out_every):

@@ -13,6 +13,7 @@ from nextstate.engines.local import LocalEngine
 from nextstate.errors import AdapterError, AdapterMismatch
 from nextstate.learn.gate import examine
 from nextstate.store import learning
+from nextstate.store.steering import paused_since
 from nextstate.store.store import AnyRow, Store
 from nextstate.types import BASE, PolicyRef
 
@@ -24,7 +25,7 @@ async def publish_loop(store: Store, engine: LocalEngine, data: Path, gate: Gate
 
     reads    policy_versions that are candidates
     writes   the same row: serving or rejected, with what the gate measured; of one whose parent was rolled back in the
-             meantime, the turns wait again
+             meantime, or that comes while learning is paused, the turns wait again
     waits    polls; versions come minutes apart
     crash    the candidate is still one, and is examined again
     """
@@ -38,8 +39,14 @@ async def publish_loop(store: Store, engine: LocalEngine, data: Path, gate: Gate
             await store.write(learning.promote, row.version, {})
             continue
         if row.served_at is None and row.parent_version != await store.read(learning.serving_version):
-            await store.write(learning.give_back, row.version)
-            log.warning("version %d was built on version %d, which no longer serves", row.version, row.parent_version)
+            why = f"version {row.parent_version}, on which it was built, no longer serves"
+            await store.write(learning.give_back, row.version, why)
+            log.warning("version %d does not serve: %s", row.version, why)
+            continue
+        if row.served_at is None and await store.read(paused_since) is not None:
+            # Given back and not kept waiting, for a candidate stands in the way of going back to an earlier version.
+            await store.write(learning.give_back, row.version, "learning was paused before it could serve")
+            log.info("version %d does not serve: learning is paused; its turns wait", row.version)
             continue
         result = await examine(engine, row.version, data / row.artifact, gate, exact=exact)
         if result.passed:

@@ -16,7 +16,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from nextstate import __version__
 from nextstate.chat.formats import detect_format
 from nextstate.config import Config
-from nextstate.serve import chat_completions, completions, feedback, generate, messages, models, responses
+from nextstate.serve import chat_completions, completions, feedback, generate, messages, models, responses, steering
 from nextstate.serve.auth import Admit
 from nextstate.serve.errors import handle_errors
 from nextstate.serve.limits import RequireJson, TakeBody
@@ -27,7 +27,7 @@ from nextstate.store.store import Store
 ROUTES = frozenset(
     {
         "/v1/chat/completions", "/v1/completions", "/v1/generate", "/v1/messages", "/v1/messages/count_tokens",
-        "/v1/responses", "/v1/models", "/v1/feedback", "/healthz", "/readyz", "/metrics",
+        "/v1/responses", "/v1/models", "/v1/feedback", "/v1/learning", "/healthz", "/readyz", "/metrics",
     }
 )  # fmt: skip
 
@@ -82,6 +82,7 @@ def create_app(
         responses.router,
         models.router,
         feedback.router,
+        steering.router,
     ):
         app.include_router(router(services))
 

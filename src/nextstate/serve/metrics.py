@@ -75,6 +75,9 @@ class _FromStore(Collector):
         yield updates
         yield GaugeMetricFamily("nextstate_sessions", "Sessions known", value=now.sessions)
         yield GaugeMetricFamily("nextstate_policy_version", "Version that serves", value=now.version)
+        yield GaugeMetricFamily(
+            "nextstate_learning_paused", "1 while nothing is trained or published", value=now.paused_since is not None
+        )
         running, waiting = self._engine_load()
         yield GaugeMetricFamily("nextstate_engine_running", "Sequences in the engine", value=running)
         yield GaugeMetricFamily("nextstate_engine_waiting", "Sequences that wait for the engine", value=waiting)

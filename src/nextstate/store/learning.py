@@ -320,9 +320,8 @@ def go_back(db: Connection) -> int | None:
     return roll_back(db, row.version)
 
 
-def give_back(db: Connection, version: int) -> None:
-    """A candidate whose parent has gone in the meantime never serves: its turns wait for an update on what serves."""
-    why = f"version {version_row(db, version).parent_version}, on which it was built, no longer serves"
+def give_back(db: Connection, version: int, why: str) -> None:
+    """A candidate that may not serve, for nothing that it did itself: its turns wait for another update."""
     chosen = update(policy_versions).where(policy_versions.c.version == version)
     row = db.execute(
         chosen.values(state=VersionState.REJECTED, gate={"why": why}).returning(policy_versions.c.update_id)

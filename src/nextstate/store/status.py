@@ -18,6 +18,7 @@ from nextstate.store.schema import (
     updates,
     verdicts,
 )
+from nextstate.store.steering import paused_since
 from nextstate.store.store import AnyRow
 from nextstate.types import SkipReason, TurnState, VersionState, WaitReason
 
@@ -46,6 +47,8 @@ class Status:
     """By state."""
     rolled_back: tuple[int, ...]
     """Versions that the watch took back."""
+    paused_since: float | None
+    """Since when nothing is trained or published, seconds since the epoch; None: learning is not paused."""
 
     @property
     def accounted_for(self) -> bool:
@@ -78,6 +81,7 @@ def status(db: Connection) -> Status:
         left_out=left_out,
         verdicts={names[value]: count for value, count in values},
         updates={str(row.state): int(row[1]) for row in by_state},
+        paused_since=paused_since(db),
         rolled_back=tuple(db.execute(taken_back.order_by(policy_versions.c.version)).scalars()),
     )
 
