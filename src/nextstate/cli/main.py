@@ -16,6 +16,7 @@ from rich.table import Table
 
 from nextstate import __version__, config
 from nextstate.cli.common import AsJson, Data, err, friendly, open_store, out
+from nextstate.cli.forget import forget
 from nextstate.cli.keys import keys_app
 from nextstate.cli.steering import pause_app, paused_line, resume_app
 from nextstate.cli.traffic import traffic_app
@@ -32,6 +33,7 @@ app.add_typer(keys_app, name="keys")
 app.add_typer(traffic_app, name="traffic")
 app.add_typer(pause_app, name="pause")
 app.add_typer(resume_app, name="resume")
+app.command()(forget)
 
 
 @app.command()
@@ -95,6 +97,12 @@ def status(data: Data = None, as_json: AsJson = False) -> None:
     out.print("updates: " + (", ".join(f"{n} {name}" for name, n in found.updates.items()) or "none yet"))
     if watched:
         out.print(f"watch: {max(watched, key=lambda one: one.e_value)}", soft_wrap=True)
+    if found.version in found.marked:
+        out.print(
+            f"version {found.version} goes back to turns that were forgotten since; `nextstate forget --retrain` goes "
+            "back to before them",
+            soft_wrap=True,
+        )
     if found.rolled_back:
         numbers = ", ".join(map(str, found.rolled_back))
         out.print(f"rolled back by the watch: {numbers}; `nextstate versions show {found.rolled_back[-1]}` says why")

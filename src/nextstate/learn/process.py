@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -106,6 +107,10 @@ def run_update(store: Store, trainer: Trainer, config: Config, update_id: int) -
         folder = checkpoint.save(trainer, config.versions_dir, update.version, probe=probe, metrics=metrics)
         artifact = str(folder.relative_to(config.data))
         store.write_now(learning.finish_update, update_id, artifact=artifact, metrics=metrics)
+    except learning.UpdateStopped as stopped:
+        remove_stopped(store, config)
+        log.info("%s", stopped)
+        return None
     except Exception as error:  # a row with the reason is written, and serving does not notice
         log.exception("update %d failed", update_id)
         store.write_now(learning.abandon_update, update_id, f"{type(error).__name__}: {error}")
@@ -134,6 +139,7 @@ def measure(store: Store, trainer: Trainer, config: Config, parent_version: int)
 def recover(store: Store, config: Config) -> None:
     """Settle what a trainer that was killed left behind."""
     checkpoint.remove_leftovers(config.versions_dir)
+    remove_stopped(store, config)
     for row in store.read_now(learning.running_updates):
         folder = checkpoint.version_dir(config.versions_dir, row.version)
         if folder.exists():
@@ -147,6 +153,12 @@ def recover(store: Store, config: Config) -> None:
             # The trainer alone ended: perhaps somebody killed it, perhaps the update takes more memory than there is.
             store.write_now(learning.abandon_update, row.update_id, "the trainer stopped in the middle of it")
             give_up_repeated_failures(store)
+
+
+def remove_stopped(store: Store, config: Config) -> None:
+    """Remove what an update had already written when it was found that a turn of it had been forgotten."""
+    for version in store.read_now(learning.stopped_versions):
+        shutil.rmtree(checkpoint.version_dir(config.versions_dir, version), ignore_errors=True)
 
 
 def give_up_repeated_failures(store: Store) -> None:

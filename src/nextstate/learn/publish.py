@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 from pathlib import Path
 
 from sqlalchemy import Connection
@@ -12,7 +13,7 @@ from nextstate.config import GateConfig
 from nextstate.engines.local import LocalEngine
 from nextstate.errors import AdapterError, AdapterMismatch
 from nextstate.learn.gate import examine
-from nextstate.store import learning
+from nextstate.store import forgetting, learning
 from nextstate.store.steering import paused_since
 from nextstate.store.store import AnyRow, Store
 from nextstate.types import BASE, PolicyRef
@@ -30,6 +31,7 @@ async def publish_loop(store: Store, engine: LocalEngine, data: Path, gate: Gate
     crash    the candidate is still one, and is examined again
     """
     while True:
+        await remove_dead(store, data)
         row = await store.read(learning.candidate)
         if row is None:
             await asyncio.sleep(0.2)
@@ -56,6 +58,14 @@ async def publish_loop(store: Store, engine: LocalEngine, data: Path, gate: Gate
         else:
             await store.write(learning.reject, row.version, result.why, result.measured)
             log.warning("version %d was rejected: %s", row.version, result.why)
+
+
+async def remove_dead(store: Store, data: Path) -> None:
+    """Remove the weights of versions that were retired because turns they were trained on have been forgotten."""
+    for row in await store.read(forgetting.dead_artifacts):
+        await asyncio.to_thread(shutil.rmtree, data / row.artifact, ignore_errors=True)
+        await store.write(forgetting.artifact_removed, row.version)
+        log.info("the weights of version %d are removed: turns it was trained on were forgotten", row.version)
 
 
 async def serve_newest(store: Store, engine: LocalEngine, data: Path) -> int:

@@ -31,6 +31,7 @@ from nextstate.collect.spine import answer_spine, request_spine
 from nextstate.errors import ContextLengthExceeded, EngineFault, GrammarError, SamplingError
 from nextstate.serve.errors import ApiError
 from nextstate.serve.services import Services
+from nextstate.store.forgetting import is_forgotten
 from nextstate.store.turns import NewTurn, Placement, end_session, finish_turn, leave_out, open_turn
 from nextstate.types import FinishReason, Message, PolicyRef, Sampling, SkipReason, TokenChunk, TokenIds
 
@@ -106,7 +107,10 @@ async def open_answer(services: Services, ask: Ask) -> Answer:
 
 
 def _open(db: Connection, services: Services, ask: Ask, prompt: TokenIds) -> tuple[int, int, str, Placement]:
-    placement = place(db, ask.incoming) if ask.beside is None else _beside(ask.beside)
+    beside = ask.beside
+    if beside is not None and is_forgotten(db, beside.turn_id):
+        beside = None
+    placement = place(db, ask.incoming) if beside is None else _beside(beside)
     if not ask.learn:
         # What it says must not teach either: not as a verdict on the answer before it, and not as a hint.
         placement = replace(placement, next_state=(), source=None)

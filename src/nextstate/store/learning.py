@@ -46,6 +46,10 @@ class RunningUpdate:
     samples: tuple[Sample, ...]
 
 
+class UpdateStopped(Exception):
+    """An update whose turns were taken from it while it ran."""
+
+
 def waiting_samples(db: Connection) -> tuple[int, float | None]:
     """How many samples wait for an update, and since when the oldest does (seconds since the epoch)."""
     query = select(func.count(), func.min(samples.c.created_at)).join(turns).where(turns.c.state == TurnState.JUDGED)
@@ -138,6 +142,9 @@ def finish_update(db: Connection, update_id: int, *, artifact: str, metrics: Map
 
     Args:
         metrics: of `Trainer.update`; the turns that it names as off policy took no part, and are left out.
+
+    Raises:
+        UpdateStopped: it no longer runs. Nothing has changed, and its artifact must go.
     """
     now = time.time()
     leave_out_off_policy(db, metrics.get("off_policy", {}))
@@ -146,7 +153,9 @@ def finish_update(db: Connection, update_id: int, *, artifact: str, metrics: Map
         done.values(state="done", finished_at=now, metrics=dict(metrics)).returning(
             updates.c.version, updates.c.parent_version
         )
-    ).one()
+    ).first()
+    if row is None:
+        raise UpdateStopped(f"update {update_id} was stopped: a turn of it was forgotten")
     db.execute(
         update(turns)
         .where(turns.c.update_id == update_id, turns.c.state == TurnState.TRAINING)
@@ -174,7 +183,7 @@ def abandon_update(db: Connection, update_id: int, error: str, *, state: str = "
 
     Args:
         state: 'failed'; 'interrupted' when it was stopped from outside, which says nothing about its turns; 'empty'
-            when none of them could be trained.
+            when none of them could be trained; 'stopped' when one of them was forgotten.
     """
     over = update(updates).where(updates.c.update_id == update_id, updates.c.state == "running")
     db.execute(over.values(state=state, finished_at=time.time(), error=error))
@@ -183,6 +192,11 @@ def abandon_update(db: Connection, update_id: int, error: str, *, state: str = "
     back = update(turns).where(turns.c.update_id == update_id, turns.c.state == TurnState.TRAINING)
     db.execute(back.values(state=TurnState.JUDGED, update_id=None))
     note(db, f"update_{state}", update_id=update_id, error=error)
+
+
+def stopped_versions(db: Connection) -> list[int]:
+    """What updates that were stopped would have made: none of it may be on disk."""
+    return list(db.execute(select(updates.c.version).where(updates.c.state == "stopped")).scalars())
 
 
 def running_updates(db: Connection) -> list[AnyRow]:
@@ -263,7 +277,8 @@ def roll_back(db: Connection, version: int | None) -> int:
     if row is None:
         raise LookupError(f"there is no version {wanted}")
     if row.state == VersionState.ROLLED_BACK:
-        raise LookupError(f"the watch took version {wanted} back: {row.gate['why']}")
+        by = "the watch took version {} back" if "watch" in row.gate else "version {} was taken back"
+        raise LookupError(f"{by.format(wanted)}: {row.gate['why']}")
     if row.state != VersionState.RETIRED:
         raise LookupError(f"version {wanted} is {row.state}; only one that has served before can be gone back to")
     asked = update(policy_versions).where(policy_versions.c.version == wanted)
@@ -302,9 +317,10 @@ def take_back(db: Connection, version: int, why: str, evidence: Mapping[str, Any
 
 
 def goes_back(db: Connection) -> bool:
-    """Whether the version that serves was taken back, and only serves until another can."""
+    """Whether the version that serves was taken back, and only serves until another can: by the watch, or because turns
+    that it was trained on were forgotten."""
     serving = select(policy_versions.c.gate).where(policy_versions.c.state == VersionState.SERVING)
-    return "watch" in (db.execute(serving).scalar() or {})
+    return not {"watch", "forgotten"}.isdisjoint(db.execute(serving).scalar() or {})
 
 
 def go_back(db: Connection) -> int | None:

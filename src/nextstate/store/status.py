@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, func, or_, select
 
+from nextstate.store.forgetting import NOBODY, marked_versions
 from nextstate.store.learning import serving_version
 from nextstate.store.schema import (
     events,
@@ -47,6 +48,8 @@ class Status:
     """By state."""
     rolled_back: tuple[int, ...]
     """Versions that the watch took back."""
+    marked: tuple[int, ...]
+    """Versions made with turns that were forgotten since, or built on such ones."""
     paused_since: float | None
     """Since when nothing is trained or published, seconds since the epoch; None: learning is not paused."""
 
@@ -71,10 +74,13 @@ def status(db: Connection) -> Status:
     names = {1: "good", 0: "neutral", -1: "bad", None: "abstained"}
     values = db.execute(select(verdicts.c.value, func.count()).group_by(verdicts.c.value))
     by_state = db.execute(select(updates.c.state, func.count()).group_by(updates.c.state))
-    taken_back = select(policy_versions.c.version).where(policy_versions.c.state == VersionState.ROLLED_BACK)
+    taken_back = select(policy_versions.c.version, policy_versions.c.gate).where(
+        policy_versions.c.state == VersionState.ROLLED_BACK
+    )
+    known = db.execute(taken_back.order_by(policy_versions.c.version)).all()
     return Status(
         version=serving_version(db),
-        sessions=db.execute(select(func.count()).select_from(sessions)).scalar_one(),
+        sessions=db.execute(select(func.count()).where(sessions.c.user != NOBODY)).scalar_one(),
         turns=db.execute(select(func.count()).select_from(turns)).scalar_one(),
         trained=trained,
         waiting=waiting,
@@ -82,7 +88,8 @@ def status(db: Connection) -> Status:
         verdicts={names[value]: count for value, count in values},
         updates={str(row.state): int(row[1]) for row in by_state},
         paused_since=paused_since(db),
-        rolled_back=tuple(db.execute(taken_back.order_by(policy_versions.c.version)).scalars()),
+        rolled_back=tuple(row.version for row in known if "watch" in row.gate),
+        marked=marked_versions(db),
     )
 
 
@@ -144,7 +151,9 @@ def show_version(db: Connection, version: int) -> ShownVersion | None:
         return None
     of_update = or_(turns.c.update_id == row.update_id, turns.c.turn_id.in_(row.turn_ids or ()))
     used = select(turns.c.turn_id, turns.c.state, turns.c.reason, samples.c.reward).outerjoin(samples).where(of_update)
-    about = select(events).where(events.c.kind.in_(("promoted", "rejected", "rollback_asked", "watch_rolled_back")))
+    about = select(events).where(
+        events.c.kind.in_(("promoted", "rejected", "rollback_asked", "watch_rolled_back", "forgotten", "retraining"))
+    )
     return ShownVersion(
         row=row,
         turns=db.execute(used.order_by(turns.c.turn_id)).all() if row.update_id is not None else (),

@@ -40,7 +40,8 @@ class Store:
     """A connection pool to one migrated database. Safe to use from many threads and processes."""
 
     def __init__(self, url: str) -> None:
-        self._engine = create_engine(url, connect_args={"timeout": 60})
+        # Errors end up in the log and in events, where no text of a conversation belongs.
+        self._engine = create_engine(url, connect_args={"timeout": 60}, hide_parameters=True)
         if self._engine.dialect.name == "sqlite":
             event.listen(self._engine, "connect", _prepare_sqlite)
             event.listen(self._engine, "begin", _begin_sqlite)
@@ -92,6 +93,22 @@ class Store:
     async def read(self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """`read_now` in a thread."""
         return await asyncio.to_thread(lambda: self.read_now(work, *args, **kwargs))
+
+    def scrub(self) -> bool:
+        """Write the database anew, so that nothing of what was deleted is in its files any more.
+
+        Writers wait meanwhile. Returns False where somebody was reading so long that the write-ahead log, which may
+        still hold it, could not be emptied; then it is worth trying again.
+        """
+        if self._engine.dialect.name != "sqlite":
+            return True
+        with self._engine.connect() as db:
+            # Straight to the driver: neither works inside of a transaction.
+            sqlite = db.connection.driver_connection
+            assert sqlite is not None
+            sqlite.execute("VACUUM")
+            busy, _, _ = sqlite.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        return not busy
 
     def close(self) -> None:
         self._engine.dispose()

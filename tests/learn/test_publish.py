@@ -1,4 +1,4 @@
-"""What a pause means to the trainer and to the publisher."""
+"""The publisher while learning is paused and when turns were forgotten; the trainer's part in a pause, too."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from nextstate.config import Config, GateConfig
 from nextstate.learn import process, publish
 from nextstate.learn.gate import GateResult
-from nextstate.store import learning, status, steering
+from nextstate.store import forgetting, learning, status, steering
 from nextstate.store.store import Store
 from nextstate.types import TurnState, VersionState
 from tests.rows import judged_turn
@@ -45,7 +45,7 @@ class FakeEngine:
         self.served = version
 
 
-async def publish_until(store: Store, done: Any, monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
+async def publish_until(store: Store, done: Any, monkeypatch: pytest.MonkeyPatch, data: Path = Path()) -> FakeEngine:
     """The real publisher, with a gate that lets everything pass."""
 
     async def passes(*_: Any, **__: Any) -> GateResult:
@@ -53,7 +53,8 @@ async def publish_until(store: Store, done: Any, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(publish, "examine", passes)
     engine = FakeEngine()
-    task = asyncio.create_task(publish.publish_loop(store, engine, Path(), GateConfig(), exact=True))  # type: ignore[arg-type]
+    loop = publish.publish_loop(store, engine, data, GateConfig(), exact=True)  # type: ignore[arg-type]
+    task = asyncio.create_task(loop)
     try:
         async with asyncio.timeout(20):
             while not done():
@@ -84,3 +85,21 @@ async def test_going_back_works_while_learning_is_paused(store: Store, monkeypat
     store.write_now(learning.roll_back, None)
     engine = await publish_until(store, lambda: store.read_now(learning.serving_version) == 0, monkeypatch)
     assert engine.served == 0
+
+
+async def test_the_weights_of_a_version_go_when_another_serves_in_its_place(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    turn_id, _ = a_candidate(store)
+    store.write_now(learning.promote, 1, {})
+    folder = tmp_path / "versions" / "000001"
+    folder.mkdir(parents=True)
+    (folder / "adapter_model.safetensors").write_text("weights")
+    store.write_now(forgetting.forget, [turn_id])
+    store.write_now(forgetting.start_over)
+    assert store.read_now(forgetting.dead_artifacts) == []  # it serves still
+    engine = await publish_until(
+        store, lambda: store.read_now(learning.version_row, 1).artifact is None, monkeypatch, tmp_path
+    )
+    assert engine.served == 0
+    assert not folder.exists()
