@@ -16,6 +16,7 @@ from rich.table import Table
 
 from nextstate import __version__, config
 from nextstate.cli.common import AsJson, Data, err, friendly, open_store, out
+from nextstate.cli.export import export_app
 from nextstate.cli.forget import forget
 from nextstate.cli.keys import keys_app
 from nextstate.cli.steering import pause_app, paused_line, resume_app
@@ -34,6 +35,7 @@ app.add_typer(traffic_app, name="traffic")
 app.add_typer(pause_app, name="pause")
 app.add_typer(resume_app, name="resume")
 app.command()(forget)
+app.add_typer(export_app, name="export")
 
 
 @app.command()

@@ -197,7 +197,7 @@ def bind_to_model(db: Connection, name: str, fingerprint: str) -> None:
     Raises:
         ConfigError: the folder holds the turns and adapters of another model.
     """
-    known = {row.key: row.value for row in db.execute(select(schema.meta))}
+    known = bound_model(db)
     if known.get("fingerprint", fingerprint) != fingerprint:
         raise ConfigError(
             f"this data folder belongs to model '{known.get('model')}', and '{name}' has other weights. Its turns and "
@@ -205,6 +205,12 @@ def bind_to_model(db: Connection, name: str, fingerprint: str) -> None:
         )
     for key, value in (("model", name), ("fingerprint", fingerprint)):
         db.execute(sqlite_insert(schema.meta).values(key=key, value=value).on_conflict_do_nothing())
+
+
+def bound_model(db: Connection) -> dict[str, str]:
+    """`model` and `fingerprint` of the model that the data folder belongs to; empty before the first start."""
+    rows = db.execute(select(schema.meta).where(schema.meta.c.key.in_(("model", "fingerprint"))))
+    return {row.key: row.value for row in rows}
 
 
 def note(db: Connection, /, kind: str, turn_id: int | None = None, **data: Any) -> None:
