@@ -34,6 +34,10 @@ AnyRow = Row[*tuple[Any, ...]]
 """A database row whose columns the query names."""
 
 _IMMEDIATE = {"immediate": True}
+_BUSY_MS = 60_000
+"""How long a writer waits for another."""
+_EMPTYING_S = 60.0
+"""How long it is tried to empty the write-ahead log."""
 
 
 class Store:
@@ -107,8 +111,13 @@ class Store:
             sqlite = db.connection.driver_connection
             assert sqlite is not None
             sqlite.execute("VACUUM")
-            busy, _, _ = sqlite.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-        return not busy
+            give_up_at = time.monotonic() + _EMPTYING_S
+            # SQLite waits for readers and writers by itself, but not for another connection that empties the log.
+            while sqlite.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+                if time.monotonic() > give_up_at:
+                    return False
+                time.sleep(0.1)
+        return True
 
     def close(self) -> None:
         self._engine.dispose()
@@ -116,7 +125,7 @@ class Store:
 
 def _prepare_sqlite(connection: Any, _: Any) -> None:
     connection.isolation_level = None  # we say BEGIN ourselves, below
-    for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON", "busy_timeout=60000"):
+    for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON", f"busy_timeout={_BUSY_MS}"):
         connection.execute(f"PRAGMA {pragma}")
 
 
