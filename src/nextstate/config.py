@@ -81,6 +81,13 @@ class CollectConfig(_Section):
     """A session without requests for this long ends; its last turn stays without a verdict."""
 
 
+class StoreConfig(_Section):
+    max_age_days: PositiveFloat | None = None
+    """A session without requests for this long loses its texts and tokens; None: they are kept."""
+    max_gb: PositiveFloat | None = None
+    """Size of what is stored beyond which the sessions that have been quiet longest lose theirs; None: no limit."""
+
+
 class JudgeConfig(_Section):
     base_url: str | None = None
     """An OpenAI-compatible endpoint to ask for votes. None: the base weights in the local engine vote."""
@@ -230,6 +237,7 @@ class Config(BaseSettings):
     serve: ServeConfig = ServeConfig()
     engine: EngineConfig = EngineConfig()
     collect: CollectConfig = CollectConfig()
+    store: StoreConfig = StoreConfig()
     judge: JudgeConfig = JudgeConfig()
     learn: LearnConfig = LearnConfig()
     gate: GateConfig = GateConfig()

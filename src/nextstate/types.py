@@ -322,6 +322,7 @@ class SkipReason(StrEnum):
     VERSION_REJECTED = "version_rejected"
     HELD_OUT = "held_out"
     FORGOTTEN = "forgotten"
+    EXPIRED = "expired"
 
 
 class VersionState(StrEnum):

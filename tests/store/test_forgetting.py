@@ -394,3 +394,61 @@ def test_the_sampling_of_a_tombstone_holds_no_text(store: Store):
     (turn_id,) = talk(store, "one", sampling=Sampling(max_tokens=8, stop=(SECRET,)))
     store.write_now(forgetting.forget, [turn_id])
     assert store.read_now(status.show_turn, turn_id).sampling == {"max_tokens": 0, "temperature": 1.0}
+
+
+def age(store: Store, key: str, last_at: float) -> None:
+    store.write_now(
+        lambda db: db.execute(schema.sessions.update().where(schema.sessions.c.key == key).values(last_at=last_at))
+    )
+
+
+def test_an_old_session_expires_with_its_texts_and_nothing_is_taken_back(store: Store, tmp_path: Path):
+    first, second = talk(store, "one", SECRET, key="old")
+    make_version(store)
+    waiting, last = talk(store, "one", "two", key="older")
+    new = talk(store, "one", "two", key="new")
+    age(store, "old", 50.0)
+    age(store, "older", 40.0)
+    assert store.write_now(forgetting.expire_old, quiet_since=100.0, limit=1) == 2
+    assert [state_of(store, turn_id) for turn_id in (waiting, last)] == [(TurnState.LEFT_OUT, SkipReason.EXPIRED)] * 2
+    assert state_of(store, first) == (TurnState.TRAINED, None)
+    assert store.write_now(forgetting.expire_old, quiet_since=100.0, limit=10) == 2
+    assert store.write_now(forgetting.expire_old, quiet_since=100.0, limit=10) == 0
+    assert state_of(store, first) == (TurnState.TRAINED, None)
+    assert state_of(store, second) == (TurnState.LEFT_OUT, SkipReason.EXPIRED)
+    assert state_of(store, new[0]) == (TurnState.JUDGED, None)
+    now = store.read_now(status.status)
+    assert (now.trained, now.left_out, now.marked, now.accounted_for) == (1, {"expired": 3}, (), True)
+    assert store.read_now(turns.load_messages, first) == ()
+    store._engine.dispose()  # the last connection to close empties the log
+    assert SECRET.encode() not in files(tmp_path)
+
+
+def test_a_session_that_is_trained_on_or_answered_does_not_expire(store: Store):
+    talk(store, "one", "two", key="trained on")
+    store.write_now(learning.start_update, limit=8)
+    store.write_now(turns.open_turn, new_turn(user="bob"))
+    assert store.write_now(forgetting.expire_old, quiet_since=1e12, limit=10) == 0
+
+
+def test_an_expired_turn_is_not_trained_again(store: Store):
+    first, _ = talk(store, "one", "two")
+    forgotten, _ = talk(store, "one", "two", key="other")
+    make_version(store)
+    age(store, "k", 1.0)
+    store.write_now(forgetting.expire_old, quiet_since=100.0, limit=10)
+    store.write_now(forgetting.forget, [forgotten])
+    found = store.write_now(forgetting.start_over)
+    assert found is not None
+    assert found.turns == 0
+    assert state_of(store, first) == (TurnState.LEFT_OUT, SkipReason.EXPIRED)
+
+
+def test_the_size_is_that_of_what_is_stored(store: Store):
+    before = store.read_now(forgetting.stored_bytes)
+    ids = talk(store, "x" * 100_000)
+    grown = store.read_now(forgetting.stored_bytes)
+    # The text and its marks, but for what a page leaves free.
+    assert grown - before > 100_000
+    store.write_now(forgetting.forget, ids)
+    assert store.read_now(forgetting.stored_bytes) < grown - 100_000

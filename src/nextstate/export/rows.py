@@ -16,6 +16,7 @@ from typing import Any
 
 from sqlalchemy import Connection, select
 
+from nextstate.store.forgetting import NOBODY
 from nextstate.store.learning import MAX_HINTS
 from nextstate.store.schema import hints, next_states, samples, sessions, tool_sets, turns
 from nextstate.store.store import AnyRow, Store
@@ -40,6 +41,7 @@ class NotExported(StrEnum):
     """Why a turn is not a row. The first that applies counts. Each is explained in docs/your-data.md."""
 
     FORGOTTEN = "forgotten"
+    EXPIRED = "expired"
     OPTED_OUT = "opted_out"
     UNFINISHED = "unfinished"
     SIDE_REQUEST = "side_request"
@@ -91,6 +93,7 @@ _TURNS = (
 def _why_not(row: AnyRow) -> NotExported | None:
     reasons = {
         NotExported.FORGOTTEN: row.reason == SkipReason.FORGOTTEN,
+        NotExported.EXPIRED: row.user == NOBODY,
         NotExported.OPTED_OUT: not row.learn,
         NotExported.UNFINISHED: row.finish_reason != FinishReason.STOP,
         NotExported.SIDE_REQUEST: row.kind == "side",

@@ -42,7 +42,7 @@ from nextstate.store.schema import (
     verdicts,
 )
 from nextstate.store.store import AnyRow, note
-from nextstate.store.turns import JUDGED_AGAIN
+from nextstate.store.turns import JUDGED_AGAIN, leave_out
 from nextstate.types import Sampling, SkipReason, Source, TurnState, VersionState
 
 NOBODY = "%forgotten"
@@ -245,7 +245,13 @@ def forget(db: Connection, turn_ids: Sequence[int]) -> Forgetting:
     _choose(db, turn_ids)
     _mark_updates(db)
     _take_evidence_away(db)
-    _bury(db)
+    _clear(db)
+    ended = {
+        "state": TurnState.LEFT_OUT,
+        "reason": SkipReason.FORGOTTEN,
+        "detail": "Its texts and tokens were removed.",
+    }
+    db.execute(update(turns).where(turns.c.turn_id.in_(_TURN_IDS)).values(ended))
     _chosen.drop(db)
     note(db, "forgotten", turns=found.turns, trained=found.trained, versions=list(found.versions))
     return found
@@ -289,8 +295,8 @@ def _end_without_evidence(db: Connection, turn_ids: Sequence[int]) -> None:
     db.execute(chosen.values(detail="What followed this answer was forgotten.", **values))
 
 
-def _bury(db: Connection) -> None:
-    """Clear the chosen turns, and move what is left of them to the session that holds tombstones."""
+def _clear(db: Connection) -> None:
+    """Remove the texts and tokens of the chosen turns, and move what is left to the session that holds tombstones."""
     theirs = turns.c.turn_id.in_(_TURN_IDS)
     judged = select(verdicts.c.verdict_id).where(verdicts.c.turn_id.in_(_TURN_IDS))
     for table in (next_states, samples):
@@ -309,9 +315,6 @@ def _bury(db: Connection) -> None:
             parent_turn_id=None,
             placed_because=GONE,
             tool_set=None,
-            state=TurnState.LEFT_OUT,
-            reason=SkipReason.FORGOTTEN,
-            detail="Its texts and tokens were removed.",
             messages_kept=0,
             messages=[],
             prompt_kept=0,
@@ -346,6 +349,45 @@ def _graveyard(db: Connection) -> int:
         return int(known)
     values = {"user": NOBODY, "key": "forgotten", "started_at": 0.0, "last_at": 0.0, "ended_at": 0.0}
     return int(db.execute(insert(sessions).values(values).returning(sessions.c.session_id)).scalar_one())
+
+
+# -- keeping no more than asked for ------------------------------------------------------------------------------------
+
+
+_EXPIRED = "Its texts and tokens were removed when they had been kept as long as they may be, before it was trained."
+
+
+def expire_old(db: Connection, *, quiet_since: float, limit: int) -> int:
+    """Clear the sessions without a request since then, longest quiet first, at most `limit`. Returns how many turns.
+
+    What is trained stays trained, and what was left out keeps its reason: nobody takes anything back. A session that is
+    being answered or trained on waits for the next time.
+    """
+    quiet = select(sessions.c.session_id).where(sessions.c.user != NOBODY, sessions.c.last_at < quiet_since)
+    busy = select(turns.c.session_id).where(turns.c.state.in_((TurnState.GENERATING, TurnState.TRAINING)))
+    oldest = quiet.where(sessions.c.session_id.not_in(busy)).order_by(sessions.c.last_at, sessions.c.session_id)
+    of_these = select(turns.c.turn_id).where(turns.c.session_id.in_(oldest.limit(limit)))
+    found = list(db.execute(of_these).scalars())
+    if not found:
+        return 0
+    # The freed pages are overwritten, and used again by what comes; to write the file anew each time would be too much.
+    db.exec_driver_sql("PRAGMA secure_delete = ON")
+    _choose(db, found)
+    _clear(db)
+    waiting = turns.c.state.in_((TurnState.FINISHED, TurnState.CONTINUED, TurnState.JUDGED))
+    ended = update(turns).where(turns.c.turn_id.in_(_TURN_IDS), waiting)
+    untrained = db.execute(ended.values(state=TurnState.LEFT_OUT, reason=SkipReason.EXPIRED, detail=_EXPIRED)).rowcount
+    _chosen.drop(db)
+    note(db, "expired", turns=len(found), untrained=untrained)
+    return len(found)
+
+
+def stored_bytes(db: Connection) -> int:
+    """Size of what is stored, without the pages of the file that are free."""
+    pages, free, size = (
+        int(db.exec_driver_sql(f"PRAGMA {name}").scalar_one()) for name in ("page_count", "freelist_count", "page_size")
+    )
+    return (pages - free) * size
 
 
 def is_forgotten(db: Connection, turn_id: int) -> bool:
@@ -416,6 +458,8 @@ def _put_back(db: Connection, update_id: int) -> int:
     db.execute(update(updates).where(updates.c.update_id == update_id).values(turn_ids=took))
     trained = (turns.c.update_id == update_id) & (turns.c.state == TurnState.TRAINED)
     without = select(turns.c.turn_id).where(trained, turns.c.turn_id.not_in(select(samples.c.turn_id)))
+    no_longer_stored = db.execute(without.where(turns.c.user == NOBODY)).scalars()
+    leave_out(db, list(no_longer_stored), SkipReason.EXPIRED, _EXPIRED)
     _end_without_evidence(db, list(db.execute(without).scalars()))
     return db.execute(update(turns).where(trained).values(state=TurnState.JUDGED, update_id=None)).rowcount
 
