@@ -15,6 +15,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from nextstate import __version__
 from nextstate.chat.formats import detect_format
+from nextstate.collect.redaction import Redactor
 from nextstate.config import Config
 from nextstate.serve import chat_completions, completions, feedback, generate, messages, models, responses, steering
 from nextstate.serve.auth import Admit
@@ -60,6 +61,7 @@ def create_app(
         learning=learning,
         ready=ready,
         wake_judge=wake_judge,
+        redactor=Redactor.of(config.store),
     )
 
     @asynccontextmanager
