@@ -288,7 +288,7 @@ def test_after_starting_over_the_other_turns_are_trained_again_on_the_clean_vers
     clean = trained_version(store, trainer, config)
     store.write_now(learning.promote, clean, {})
     before = (config.versions_dir / "000001" / WEIGHTS_FILE).read_bytes()
-    forgotten, other = judged_turn(store), judged_turn(store)
+    forgotten, other = judged_turn(store, reply_ids=(70, 71, 72)), judged_turn(store)
     process.run_update(store, trainer, config, store.write_now(learning.start_update, limit=8))
     store.write_now(learning.promote, 2, {})
     store.write_now(forgetting.forget, [forgotten])
