@@ -7,6 +7,7 @@ Read once, at the edge, from weakest to strongest: defaults, a TOML file, NEXTST
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -84,6 +85,28 @@ class EngineConfig(_Section):
 class CollectConfig(_Section):
     idle_s: PositiveFloat = 1800
     """A session without requests for this long ends; its last turn stays without a verdict."""
+
+
+class StoreConfig(_Section):
+    max_age_days: PositiveFloat | None = None
+    """A session without requests for this long loses its texts and tokens; None: they are kept."""
+    max_gb: PositiveFloat | None = None
+    """Size of what is stored beyond which the sessions that have been quiet longest lose theirs; None: no limit."""
+    redact: tuple[Literal["keys", "emails", "cards"], ...] = ()
+    """What is taken out of texts before they are stored. A turn that held any of it is not trained: its tokens would be
+    what was taken out."""
+    redact_patterns: dict[str, str] = {}
+    """More of that: a name for each regular expression."""
+
+    @field_validator("redact_patterns")
+    @classmethod
+    def check_patterns(cls, patterns: dict[str, str]) -> dict[str, str]:
+        for name, pattern in patterns.items():
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"'{name}' is no regular expression: {error}") from error
+        return patterns
 
 
 class JudgeConfig(_Section):
@@ -259,6 +282,7 @@ class Config(BaseSettings):
     serve: ServeConfig = ServeConfig()
     engine: EngineConfig = EngineConfig()
     collect: CollectConfig = CollectConfig()
+    store: StoreConfig = StoreConfig()
     judge: JudgeConfig = JudgeConfig()
     learn: LearnConfig = LearnConfig()
     gate: GateConfig = GateConfig()
