@@ -32,32 +32,38 @@ async def publish_loop(store: Store, engine: LocalEngine, data: Path, gate: Gate
     """
     while True:
         await remove_dead(store, data)
-        row = await store.read(learning.candidate)
-        if row is None:
+        if not await publish_next(store, engine, data, gate, exact=exact):
             await asyncio.sleep(0.2)
-            continue
-        if row.version == BASE.version:  # somebody went back to it; there is nothing to load or to examine
-            engine.serve_version(row.version)
-            await store.write(learning.promote, row.version, {})
-            continue
-        if row.served_at is None and row.parent_version != await store.read(learning.serving_version):
-            why = f"version {row.parent_version}, on which it was built, no longer serves"
-            await store.write(learning.give_back, row.version, why)
-            log.warning("version %d does not serve: %s", row.version, why)
-            continue
-        if row.served_at is None and await store.read(paused_since) is not None:
-            # Given back and not kept waiting, for a candidate stands in the way of going back to an earlier version.
-            await store.write(learning.give_back, row.version, "learning was paused before it could serve")
-            log.info("version %d does not serve: learning is paused; its turns wait", row.version)
-            continue
-        result = await examine(engine, row.version, data / row.artifact, gate, exact=exact)
-        if result.passed:
-            engine.serve_version(row.version)
-            await store.write(learning.promote, row.version, {**result.measured, "why": result.why})
-            log.info("version %d serves; %s", row.version, dict(result.measured), extra={"version": row.version})
-        else:
-            await store.write(learning.reject, row.version, result.why, result.measured)
-            log.warning("version %d was rejected: %s", row.version, result.why, extra={"version": row.version})
+
+
+async def publish_next(store: Store, engine: LocalEngine, data: Path, gate: GateConfig, *, exact: bool) -> bool:
+    """Decide about the candidate, as `publish_loop` says. Returns whether there was one."""
+    row = await store.read(learning.candidate)
+    if row is None:
+        return False
+    if row.version == BASE.version:  # somebody went back to it; there is nothing to load or to examine
+        engine.serve_version(row.version)
+        await store.write(learning.promote, row.version, {})
+        return True
+    if row.served_at is None and row.parent_version != await store.read(learning.serving_version):
+        why = f"version {row.parent_version}, on which it was built, no longer serves"
+        await store.write(learning.give_back, row.version, why)
+        log.warning("version %d does not serve: %s", row.version, why, extra={"version": row.version})
+        return True
+    if row.served_at is None and await store.read(paused_since) is not None:
+        # Given back and not kept waiting, for a candidate stands in the way of going back to an earlier version.
+        await store.write(learning.give_back, row.version, "learning was paused before it could serve")
+        log.info("version %d does not serve: learning is paused", row.version, extra={"version": row.version})
+        return True
+    result = await examine(engine, row.version, data / row.artifact, gate, exact=exact)
+    if result.passed:
+        engine.serve_version(row.version)
+        await store.write(learning.promote, row.version, {**result.measured, "why": result.why})
+        log.info("version %d serves; %s", row.version, dict(result.measured), extra={"version": row.version})
+    else:
+        await store.write(learning.reject, row.version, result.why, result.measured)
+        log.warning("version %d was rejected: %s", row.version, result.why, extra={"version": row.version})
+    return True
 
 
 async def remove_dead(store: Store, data: Path) -> None:
