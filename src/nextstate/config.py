@@ -114,6 +114,12 @@ class LearnConfig(_Section):
     """Turns that start an update."""
     max_wait_s: PositiveFloat = 60
     """A turn that has waited this long starts an update alone: one correction does not wait for a crowd."""
+    weights: Literal["lora", "full"] = "lora"
+    """What is trained: a LoRA adapter of rank, alpha and targets, or all weights, which takes five times the model's
+    memory and a tenth of the learning rate. A data folder belongs to one of them. See docs/training.md."""
+    keep_versions: PositiveInt = 4
+    """With full weights: versions that served before and can be gone back to, newest first. The weights of older ones
+    are removed from disk."""
     rank: PositiveInt = 16
     alpha: PositiveInt = 32
     targets: str = "all-linear"
@@ -165,6 +171,9 @@ class LearnConfig(_Section):
     """Longer turns are left out, so that an update fits in memory."""
     micro_batch_tokens: PositiveInt = 512
     """Tokens in one forward and backward pass."""
+    memory_gb: PositiveFloat | None = None
+    """What the trainer may take beside the base weights, in 10^9 bytes; None: what is free when it starts. Passes are
+    made smaller and longer turns are left out so that it is enough. See `nextstate learn plan`."""
     threads: NonNegativeInt = 0
     """CPU threads of the trainer; 0: the cores that the engine leaves."""
     seed: int = 0

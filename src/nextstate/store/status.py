@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import Connection, func, or_, select
 
@@ -46,6 +47,8 @@ class Status:
     """By state."""
     rolled_back: tuple[int, ...]
     """Versions that the watch took back."""
+    not_learning: str | None
+    """Why the trainer does not run, where it fits into no memory; None: that is not so."""
 
     @property
     def accounted_for(self) -> bool:
@@ -79,7 +82,22 @@ def status(db: Connection) -> Status:
         verdicts={names[value]: count for value, count in values},
         updates={str(row.state): int(row[1]) for row in by_state},
         rolled_back=tuple(db.execute(taken_back.order_by(policy_versions.c.version)).scalars()),
+        not_learning=why_not_learning(db),
     )
+
+
+def why_not_learning(db: Connection) -> str | None:
+    """Why the trainer refused to start when it was last tried; None where it has started, or was not tried yet."""
+    tries = select(events.c.kind, events.c.data).where(events.c.kind.in_(("trainer_started", "trainer_refused")))
+    newest = db.execute(tries.order_by(events.c.event_id.desc()).limit(1)).first()
+    return str(newest.data["why"]) if newest is not None and newest.kind == "trainer_refused" else None
+
+
+def last_event(db: Connection, kind: str) -> dict[str, Any] | None:
+    """What was written with the newest event of a kind; None where there is none."""
+    query = select(events.c.data).where(events.c.kind == kind)
+    data: dict[str, Any] | None = db.execute(query.order_by(events.c.event_id.desc()).limit(1)).scalar()
+    return data
 
 
 def list_turns(
