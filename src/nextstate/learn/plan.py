@@ -105,16 +105,18 @@ def activation_bytes_per_token(shape: Shape, config: LearnConfig) -> int:
     A layer keeps, of H hidden, I intermediate, Q query and K key numbers:
 
         2 H                 what its two norms read, float32
-        2 H + Q + I         what its linear layers read; an adapter reads it in float32
+        2 H + Q + I         what its linear layers read
         2 Q + 2 K           queries, keys, values, and what attention found
         3 I                 gate, gate after its activation, up
         full: 2 H           the norms' results before their weights
         LoRA: 7 r           between the two factors of seven adapters
+        LoRA in bfloat16:   what five of the seven read of width H, each its own copy in float32
 
     A test compares it with what autograd keeps. With fewer targets than 'all-linear' it is more than is kept.
     """
     h, i, q, k = shape.hidden, shape.intermediate, shape.queries, shape.keys
-    as_float = 4 * h + q + i + (2 * h if config.weights == "full" else 7 * config.rank)
+    reads = (2 if shape.number_bytes == _FLOAT else 5) * h + q + i
+    as_float = 2 * h + reads + (2 * h if config.weights == "full" else 7 * config.rank)
     return shape.layers * (_FLOAT * as_float + shape.number_bytes * (2 * q + 2 * k + 3 * i))
 
 

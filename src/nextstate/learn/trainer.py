@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -36,7 +36,7 @@ from nextstate.learn.objectives.distillation import (
     topk_distillation,
 )
 from nextstate.learn.objectives.policy_gradient import importance_weights, policy_gradient
-from nextstate.learn.weights import trainable
+from nextstate.learn.weights import swapped, trainable
 from nextstate.store.learning import Sample
 
 
@@ -197,24 +197,9 @@ class Trainer:
             for average, parameter in zip(self.average.values(), self.parameters, strict=True):
                 average.lerp_(parameter.detach(), self.config.average_rate)
 
-    @contextmanager
-    def _averaged(self) -> Iterator[None]:
-        """Within, forward passes without gradient compute with the moving average, where there is one.
-
-        Storages are swapped and nothing is written into one, so that a graph recorded before keeps the values that it
-        was computed with.
-        """
-        if self.average is None:
-            yield
-            return
-        own = [parameter.data for parameter in self.parameters]
-        try:
-            for parameter, average in zip(self.parameters, self.average.values(), strict=True):
-                parameter.data = average
-            yield
-        finally:
-            for parameter, data in zip(self.parameters, own, strict=True):
-                parameter.data = data
+    def _averaged(self) -> AbstractContextManager[None]:
+        """Within, forward passes without gradient compute with the moving average, where there is one."""
+        return nullcontext() if self.average is None else swapped(self.parameters, list(self.average.values()))
 
     def rehearse(self, tokens: int) -> None:
         """Compute what an update on one turn of so many tokens computes, most of them reply, and change nothing."""
@@ -390,8 +375,8 @@ class Trainer:
 
     def logits(self, sequences: Sequence[Sequence[int]], keep: Sequence[int], *, base: bool = False) -> Tensor:
         """[K, V] unscaled logits in float32 at chosen rows of packed sequences, with or without what was learned."""
-        with self.weights.reading(base=base) as model:
-            return forward_packed(model, sequences, keep).float()
+        with self.weights.as_base() if base else nullcontext():
+            return forward_packed(self.model, sequences, keep).float()
 
     def _reply_logprobs(
         self, rows: Sequence[Row], totals: _Totals, *, hint: int | None = None, base: bool = False

@@ -1,7 +1,7 @@
 """What the trainer trains: a LoRA adapter on the base model, or a copy of all its weights.
 
     lora   one model; the base is the same with the adapter off
-    full   two models: a copy to train, in float32 at least, and the base, mapped from disk and shared with the server
+    full   a copy to train, in float32 at least, and the base, mapped from disk and shared with the server
 
 Either can be read and written as a version's folder, which others load as it is.
 """
@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from peft import PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 
 from nextstate.config import LearnConfig
 from nextstate.engines.adapters import CONFIG_FILE, WEIGHTS_FILE, lora_config, read_adapter
@@ -32,8 +32,8 @@ class TrainableWeights(Protocol):
     model: nn.Module
     """Computes as the policy."""
 
-    def reading(self, *, base: bool) -> AbstractContextManager[nn.Module]:
-        """The model to compute with inside: the policy, or the base."""
+    def as_base(self) -> AbstractContextManager[None]:
+        """Within, `model` computes as the base, without gradient. Graphs recorded before keep their values."""
         ...
 
     def start_over(self) -> None:
@@ -68,10 +68,9 @@ class LoraWeights:
         self.model: PeftModel = get_peft_model(loaded.model, self._config)
         self._untrained = {k: v.clone() for k, v in get_peft_model_state_dict(self.model).items()}
 
-    @contextmanager
-    def reading(self, *, base: bool) -> Iterator[nn.Module]:
-        with self.model.disable_adapter() if base else nullcontext():
-            yield self.model
+    def as_base(self) -> AbstractContextManager[None]:
+        off: AbstractContextManager[None] = self.model.disable_adapter()
+        return off
 
     def start_over(self) -> None:
         # A fresh adapter changes nothing until it is trained.
@@ -97,9 +96,8 @@ class FullWeights:
         self._dtype = torch.promote_types(next(self.model.parameters()).dtype, torch.float32)
         self.model.to(self._dtype).requires_grad_(True)
 
-    @contextmanager
-    def reading(self, *, base: bool) -> Iterator[nn.Module]:
-        yield self._loaded.model if base else self.model
+    def as_base(self) -> AbstractContextManager[None]:
+        return swapped(list(self.model.parameters()), [p.data for p in self._loaded.model.parameters()])
 
     def start_over(self) -> None:
         self._copy_from(self._loaded.model)
@@ -114,6 +112,23 @@ class FullWeights:
     def _copy_from(self, other: nn.Module) -> None:
         for own, theirs in zip(self.model.parameters(), other.parameters(), strict=True):
             own.copy_(theirs)
+
+
+@contextmanager
+def swapped(parameters: Sequence[nn.Parameter], others: Sequence[Tensor]) -> Iterator[None]:
+    """Within, parameters have the values of others.
+
+    Storages are swapped and nothing is written into one, so that a graph recorded before keeps the values that it was
+    computed with.
+    """
+    own = [parameter.data for parameter in parameters]
+    try:
+        for parameter, other in zip(parameters, others, strict=True):
+            parameter.data = other
+        yield
+    finally:
+        for parameter, data in zip(parameters, own, strict=True):
+            parameter.data = data
 
 
 def _plain(value: Any) -> Any:

@@ -205,8 +205,9 @@ def bind_to_weights(db: Connection, kind: str) -> None:
             f"the versions in this data folder were trained with learn.weights = '{known}', and the configuration says "
             f"'{kind}'. Nothing was changed. Set it back, or start with a new data folder: --data DIR."
         )
-    row = sqlite_insert(schema.meta).values(key="weights", value=kind)
-    db.execute(row.on_conflict_do_update(index_elements=["key"], set_={"value": kind}))
+    if known != kind:
+        row = sqlite_insert(schema.meta).values(key="weights", value=kind)
+        db.execute(row.on_conflict_do_update(index_elements=["key"], set_={"value": kind}))
 
 
 def note(db: Connection, /, kind: str, turn_id: int | None = None, **data: Any) -> None:
