@@ -3,7 +3,7 @@
     versions/000007/
       adapter_model.safetensors, adapter_config.json     LoRA: for us, transformers + PEFT, or vLLM
       model.safetensors, config.json, tokenizer.json...  full weights: for us, transformers, or vLLM
-      optimizer.pt, random.pt, trainer.json              to go on training from here, to the last bit
+      optimizer.pt, trainer.json                         to go on training from here, to the last bit
       average.safetensors                                the teacher, where that is a moving average
       probe.json                                         what the trainer computes on fixed prompts, for the gate
 
@@ -32,7 +32,6 @@ from nextstate.learn.trainer import Trained, Trainer
 PROBE_FILE = "probe.json"
 AVERAGE_FILE = "average.safetensors"
 OPTIMIZER_FILE = "optimizer.pt"
-RANDOM_FILE = "random.pt"
 _KEEP_TO_TRAIN_ON = 3
 
 
@@ -52,8 +51,7 @@ def save(
         trainer.weights.write(part)
         if trainer.average is not None:
             save_file({name: tensor.cpu() for name, tensor in trainer.average.items()}, part / AVERAGE_FILE)
-        torch.save(trainer.optimizer.state_dict(), part / OPTIMIZER_FILE)
-        torch.save(_random_state(), part / RANDOM_FILE)
+        torch.save({**trainer.optimizer.state_dict(), "random": _random_state()}, part / OPTIMIZER_FILE)
         state = {"baselines": trainer.baselines, "trained": asdict(trainer.trained), "metrics": dict(metrics)}
         (part / "trainer.json").write_text(json.dumps(state))
         (part / PROBE_FILE).write_text(json.dumps(dict(probe)))
@@ -80,14 +78,13 @@ def restore(trainer: Trainer, folder: Path) -> None:
     try:
         state = json.loads((folder / "trainer.json").read_text())
         trainer.baselines, trainer.trained = state["baselines"], Trained(**state.get("trained", {}))
-        # An older version has no such files any more, and its training goes on without momentum.
+        # An older version has no such file any more, and its training goes on without momentum.
         trainer.optimizer.state.clear()
         if (folder / OPTIMIZER_FILE).exists():
             saved = torch.load(folder / OPTIMIZER_FILE, weights_only=True)
             # The moments are the version's, the learning rate is the configuration's.
             trainer.optimizer.load_state_dict({**trainer.optimizer.state_dict(), "state": saved["state"]})
-        if (folder / RANDOM_FILE).exists():
-            _set_random_state(torch.load(folder / RANDOM_FILE, weights_only=True))
+            _set_random_state(saved.get("random", {}))
     except (OSError, ValueError, TypeError, KeyError, RuntimeError, UnpicklingError) as error:
         raise AdapterError(
             f"{folder} cannot be trained on: one of its files cannot be read ({error}). Restore it from a copy."
@@ -103,7 +100,8 @@ def _random_state() -> dict[str, torch.Tensor]:
 
 
 def _set_random_state(states: Mapping[str, torch.Tensor]) -> None:
-    torch.set_rng_state(states["cpu"])
+    if "cpu" in states:
+        torch.set_rng_state(states["cpu"])
     if "cuda" in states and torch.cuda.is_available():
         torch.cuda.set_rng_state(states["cuda"])
 
@@ -146,7 +144,7 @@ def remove_weights(folder: Path) -> int:
     What it was measured and trained on stays. An engine that still serves it has its file open and loses nothing.
     """
     freed = 0
-    for pattern in (*WEIGHT_FILES, OPTIMIZER_FILE, RANDOM_FILE):  # the average is one of them
+    for pattern in (*WEIGHT_FILES, OPTIMIZER_FILE):  # the average is one of them
         for file in folder.glob(pattern):
             freed += file.stat().st_size
             file.unlink()
