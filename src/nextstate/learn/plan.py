@@ -1,7 +1,7 @@
 """What the trainer will take, before it takes it.
 
     fixed      trained weights, their gradients and moments, the moving average
-    a pass     what autograd keeps of every token, and the vocabulary at every reply token
+    a pass     what autograd keeps of every token, and the output layer at reply tokens
 
 The longest pass is a micro-batch or the longest turn. Where it does not fit into what is available, micro-batches
 become smaller, then longer turns are left out; where not even a short turn fits, the trainer does not start.
@@ -24,17 +24,20 @@ from nextstate.config import LearnConfig
 from nextstate.engines.adapters import lora_config
 from nextstate.errors import NextstateError
 from nextstate.learn.memory import Available, free_memory
+from nextstate.learn.scoring import BLOCK
 
 SHORT_TURN = 256
 """Tokens. Where not even a turn of this length fits, nothing worth learning does."""
 
 _FLOAT = 4
 """Bytes. What is trained is float32, whatever the base is kept in."""
-_LOGITS_AT_ONCE = 5
-"""[N, V] matrices in float32 at the peak of a pass: the student's log-probs, the base's, and those being made."""
+_BLOCKS_AT_ONCE = 3
+"""[BLOCK, V] matrices in float32 while a block of places goes through the output layer."""
+_CHOICE_BYTES = 64
+"""Of a token at a place whose log-prob is wanted: its id, and what student, teacher and loss make of it."""
 _LAYERS_AT_ONCE = 2
 """Layers' worth of values that a pass makes and drops again on its way."""
-_HEAP = 1.6
+_HEAP = 1.8
 """On CPU the C library keeps freed pieces of a pass; measured, a pass takes so many times what is alive in it."""
 _RUNTIME_BYTES = 100_000_000
 """Work space of the libraries, from their first call on."""
@@ -105,24 +108,32 @@ def activation_bytes_per_token(shape: Shape, config: LearnConfig) -> int:
     A layer keeps, of H hidden, I intermediate, Q query and K key numbers:
 
         2 H                 what its two norms read, float32
-        2 H + Q + I         what its linear layers read
-        2 Q + 2 K           queries, keys, values, and what attention found
+        2 H + Q + I         what its linear layers read; Q is what attention found
+        Q + 2 K             queries, keys, values
         3 I                 gate, gate after its activation, up
         full: 2 H           the norms' results before their weights
         LoRA: 7 r           between the two factors of seven adapters
-        LoRA in bfloat16:   what five of the seven read of width H, each its own copy in float32
+        LoRA in bfloat16:   each adapter has its own copy in float32 of what it reads: 3 H and Q more
 
     A test compares it with what autograd keeps. With fewer targets than 'all-linear' it is more than is kept.
     """
     h, i, q, k = shape.hidden, shape.intermediate, shape.queries, shape.keys
-    reads = (2 if shape.number_bytes == _FLOAT else 5) * h + q + i
-    as_float = 2 * h + reads + (2 * h if config.weights == "full" else 7 * config.rank)
-    return shape.layers * (_FLOAT * as_float + shape.number_bytes * (2 * q + 2 * k + 3 * i))
+    as_float = 4 * h + q + i + (2 * h if config.weights == "full" else 7 * config.rank)
+    as_computed = q + 2 * k + 3 * i
+    if shape.number_bytes != _FLOAT:
+        as_float, as_computed = as_float + 3 * h, as_computed + q
+    return shape.layers * (_FLOAT * as_float + shape.number_bytes * as_computed)
 
 
-def logits_bytes(shape: Shape, reply_tokens: int) -> int:
-    """What the vocabulary takes at the peak of a pass."""
-    return _LOGITS_AT_ONCE * _FLOAT * shape.vocabulary * reply_tokens
+def head_bytes(shape: Shape, config: LearnConfig, reply_tokens: int) -> int:
+    """What the output layer takes: logits of a block, hidden states and log-probs of 1 + top_k tokens at every place.
+
+    With full weights also its gradient, before it is added to what other blocks gave.
+    """
+    logits = _BLOCKS_AT_ONCE * _FLOAT * shape.vocabulary * min(reply_tokens, BLOCK)
+    places = reply_tokens * (2 * _FLOAT * shape.hidden + _CHOICE_BYTES * (1 + config.top_k))
+    gradient = _FLOAT * shape.vocabulary * shape.hidden if config.weights == "full" else 0
+    return logits + places + gradient
 
 
 def pass_bytes(shape: Shape, config: LearnConfig, tokens: int, *, device: str, correction: float = 1.0) -> int:
@@ -132,7 +143,7 @@ def pass_bytes(shape: Shape, config: LearnConfig, tokens: int, *, device: str, c
         correction: what a pass was measured to take over what it was estimated to.
     """
     passing = activation_bytes_per_token(shape, config) * (shape.layers + _LAYERS_AT_ONCE) / shape.layers
-    alive = tokens * passing + logits_bytes(shape, tokens)
+    alive = tokens * passing + head_bytes(shape, config, tokens)
     return int(correction * (_HEAP if device == "cpu" else 1.0) * alive)
 
 
