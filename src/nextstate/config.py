@@ -135,8 +135,8 @@ class LearnConfig(_Section):
     """The adapter's product is scaled by alpha / rank."""
     targets: str = "all-linear"
     """Layers that get an adapter: all-linear, or names joined by commas."""
-    learning_rate: PositiveFloat = 1e-4
-    """Of AdamW."""
+    learning_rate: NonNegativeFloat = 1e-4
+    """Of AdamW. 0 makes versions that change nothing, to see what the way of a version costs or breaks."""
     max_grad_norm: PositiveFloat = 1.0
     """A longer gradient is scaled down to this length."""
     steps: PositiveInt = 1
@@ -178,6 +178,9 @@ class LearnConfig(_Section):
     the one that sampled it is left out: hardly any of its tokens is one that this version would have said."""
     max_session_share: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Share of the largest update that one session may fill; its other turns wait for the next."""
+    max_key_share: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """The same for all sessions of one key's user, where turns of others wait too: one who floods the server takes no
+    more than this of what it learns, and the others need not wait until the flood is over."""
     kl_weight: NonNegativeFloat = 0.05
     """beta: weight of the k3 estimate of the divergence from the base."""
     baseline_rate: Annotated[float, Field(ge=0, le=1)] = 0.1
@@ -205,6 +208,11 @@ class LearnConfig(_Section):
     def max_session_turns(self) -> int:
         """Most turns of one session in one update. One at least, so that every turn's time comes."""
         return max(1, int(self.max_session_share * self.max_update_turns))
+
+    @property
+    def max_key_turns(self) -> int:
+        """Most turns of one key's user in one update, where turns of others wait too."""
+        return max(1, int(self.max_key_share * self.max_update_turns))
 
     @model_validator(mode="after")
     def check(self) -> Self:

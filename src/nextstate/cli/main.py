@@ -17,6 +17,7 @@ from nextstate import __version__, config, logs
 from nextstate.cli.common import AsJson, Data, err, friendly, open_store, out
 from nextstate.cli.keys import keys_app
 from nextstate.cli.learn import learn_app
+from nextstate.cli.report import report
 from nextstate.cli.settings import config_app, in_force
 from nextstate.cli.traffic import traffic_app
 from nextstate.cli.versions import versions_app
@@ -32,6 +33,7 @@ app.add_typer(model_app, name="model")
 app.add_typer(keys_app, name="keys")
 app.add_typer(traffic_app, name="traffic")
 app.add_typer(config_app, name="config")
+app.command()(report)
 
 
 @app.command()

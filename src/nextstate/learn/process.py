@@ -68,14 +68,17 @@ def learn_loop(store: Store, trainer: Trainer, config: Config, *, parent_pid: in
         # Until the update is a candidate, nobody knows what the weights in memory are.
         loaded_version = -1
         update_id = store.write_now(
-            learning.start_update, limit=config.learn.max_update_turns, session_limit=config.learn.max_session_turns
+            learning.start_update,
+            limit=config.learn.max_update_turns,
+            session_limit=config.learn.max_session_turns,
+            key_limit=config.learn.max_key_turns,
         )
         version = run_update(store, trainer, config, update_id)
-        if version is None:
-            time.sleep(_PAUSE_AFTER_FAILURE_S)
-        else:
+        if version is not None:
             loaded_version = version
             make_room(store, config)
+        elif store.read_now(learning.update_row, update_id).state == "failed":
+            time.sleep(_PAUSE_AFTER_FAILURE_S)
 
 
 def load_version(store: Store, trainer: Trainer, config: Config, version: int) -> None:
