@@ -146,6 +146,12 @@ class LearnConfig(_Section):
     """Turns that start an update."""
     max_wait_s: PositiveFloat = 60
     """A turn that has waited this long starts an update alone: one correction does not wait for a crowd."""
+    weights: Literal["lora", "full"] = "lora"
+    """What is trained: a LoRA adapter of rank, alpha and targets, or all weights, which takes four times their memory
+    more and about a tenth of the learning rate. A data folder belongs to one of them. See training.md."""
+    keep_versions: PositiveInt = 4
+    """With full weights: versions that served before and can be gone back to, newest first. The weights of older ones
+    are removed from disk."""
     rank: PositiveInt = 16
     """Of the adapter: how many directions of each weight matrix it can change."""
     alpha: PositiveInt = 32
@@ -208,6 +214,9 @@ class LearnConfig(_Section):
     """Longer turns are left out, so that an update fits in memory."""
     micro_batch_tokens: PositiveInt = 512
     """Tokens in one forward and backward pass."""
+    memory_gb: PositiveFloat | None = None
+    """What the trainer may take beside the base weights, in 10^9 bytes; not set: what is free when it starts. Passes
+    are made smaller and longer turns are left out so that it is enough; `nextstate learn plan` shows how."""
     threads: NonNegativeInt = 0
     """CPU threads of the trainer; 0: the cores that the engine leaves."""
     seed: int = 0

@@ -11,10 +11,10 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
 from nextstate.errors import ConfigError
-from nextstate.store import schema, status
+from nextstate.store import learning, schema, status
 from nextstate.store.arrays import pack_versions, unpack_versions
-from nextstate.store.store import Store, bind_to_model, claim_folder
-from tests.rows import finished_turn
+from nextstate.store.store import Store, bind_to_model, bind_to_weights, claim_folder
+from tests.rows import finished_turn, judged_turn
 
 
 def test_the_migrations_make_the_schema_that_the_code_uses(store: Store):
@@ -50,6 +50,20 @@ def test_a_folder_belongs_to_one_model(store: Store):
     store.write_now(bind_to_model, "one", "f1")
     with pytest.raises(ConfigError, match="belongs to model 'one'"):
         store.write_now(bind_to_model, "two", "f2")
+
+
+@pytest.mark.parametrize(("first", "other"), [("lora", "full"), ("full", "lora")])
+def test_a_folder_belongs_to_one_kind_of_weights_once_it_has_a_version(store: Store, first: str, other: str):
+    store.write_now(bind_to_weights, other)
+    store.write_now(bind_to_weights, first)  # nothing was trained yet
+    judged_turn(store)
+    update_id = store.write_now(learning.start_update, limit=8)
+    store.write_now(learning.finish_update, update_id, artifact="versions/000001", metrics={})
+    store.write_now(bind_to_weights, first)
+    with pytest.raises(
+        ConfigError, match=f"trained with learn.weights = '{first}', and the configuration says '{other}'"
+    ):
+        store.write_now(bind_to_weights, other)
 
 
 def test_a_folder_in_use_is_refused_with_the_holder_named_and_is_free_after_a_kill(tmp_path: Path):

@@ -18,6 +18,7 @@ from nextstate.cli.common import AsJson, Data, err, friendly, open_store, out
 from nextstate.cli.export import export_app
 from nextstate.cli.forget import forget
 from nextstate.cli.keys import keys_app
+from nextstate.cli.learn import learn_app
 from nextstate.cli.report import report
 from nextstate.cli.settings import config_app, in_force
 from nextstate.cli.steering import pause_app, paused_line, resume_app
@@ -30,6 +31,7 @@ turns_app = typer.Typer(no_args_is_help=True, help="What happened to each answer
 model_app = typer.Typer(no_args_is_help=True, help="The built-in model.")
 app.add_typer(turns_app, name="turns")
 app.add_typer(versions_app, name="versions")
+app.add_typer(learn_app, name="learn")
 app.add_typer(model_app, name="model")
 app.add_typer(keys_app, name="keys")
 app.add_typer(traffic_app, name="traffic")
@@ -107,6 +109,8 @@ def status(data: Data = None, as_json: AsJson = False) -> None:
     out.print(table)
     out.print("verdicts: " + (", ".join(f"{n} {name}" for name, n in found.verdicts.items()) or "none yet"))
     out.print("updates: " + (", ".join(f"{n} {name}" for name, n in found.updates.items()) or "none yet"))
+    if found.not_learning is not None:
+        out.print(f"not learning: {found.not_learning}", markup=False, highlight=False, soft_wrap=True)
     if watched:
         out.print(f"watch: {max(watched, key=lambda one: one.e_value)}", soft_wrap=True)
     if found.version in found.marked:

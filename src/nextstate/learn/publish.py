@@ -89,7 +89,7 @@ async def serve_newest(store: Store, engine: LocalEngine, data: Path) -> int:
         except AdapterMismatch:
             raise
         except AdapterError as error:
-            fallback = await store.write(_fall_back, row.version, str(error))
+            fallback = await store.write(learning.fall_back, row.version, str(error))
             log.error("version %d cannot serve: %s Version %d serves instead.", row.version, error, fallback)
             continue
         engine.serve_version(row.version)
@@ -98,10 +98,3 @@ async def serve_newest(store: Store, engine: LocalEngine, data: Path) -> int:
 
 def _serving_row(db: Connection) -> AnyRow:
     return learning.version_row(db, learning.serving_version(db))
-
-
-def _fall_back(db: Connection, version: int, why: str) -> int:
-    parent = int(learning.version_row(db, version).parent_version)
-    learning.reject(db, version, why, {})
-    learning.promote(db, parent, {})
-    return parent

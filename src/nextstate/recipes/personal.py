@@ -32,7 +32,7 @@ from nextstate.serve.app import create_app
 from nextstate.serve.auth import check_bind, has_key
 from nextstate.serve.run import bind, serve_http
 from nextstate.store import forgetting, judging, turns
-from nextstate.store.store import Store, bind_to_model, check_free, claim_folder, note
+from nextstate.store.store import Store, bind_to_model, bind_to_weights, check_free, claim_folder, note
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +69,7 @@ async def _run(
     config: Config, loaded: LoadedModel, store: Store, listener: socket.socket, say: Callable[[str], None]
 ) -> None:
     await store.write(bind_to_model, loaded.name, loaded.fingerprint)
+    await store.write(bind_to_weights, config.learn.weights)
     engine = make_engine(loaded, config)
     version = await serve_newest(store, engine, config.data)
     interrupted = await store.write(turns.close_interrupted)
@@ -139,14 +140,17 @@ async def keep_going(store: Store, name: str, loop: Callable[[], Coroutine[Any, 
 
 
 def make_engine(loaded: LoadedModel, config: Config) -> LocalEngine:
-    """The local engine with slots for the adapters to come."""
+    """The local engine with slots for the versions to come."""
     engine = LocalEngine(
         loaded,
         max_streams=config.engine.max_streams,
         prefix_cache_tokens=config.engine.prefix_cache_tokens,
         threads=config.engine.threads,
     )
-    engine.prepare_adapters(lora_config(config.learn.rank, config.learn.alpha, config.learn.targets))
+    if config.learn.weights == "full":
+        engine.prepare_full_weights()
+    else:
+        engine.prepare_adapters(lora_config(config.learn.rank, config.learn.alpha, config.learn.targets))
     return engine
 
 

@@ -34,6 +34,7 @@ from nextstate.serve.errors import handle_errors
 from nextstate.serve.limits import RequireJson, TakeBody
 from nextstate.serve.metrics import CountRequests, Metrics
 from nextstate.serve.services import Services, ServingEngine
+from nextstate.store.status import why_not_learning
 from nextstate.store.store import Store
 
 ROUTES = frozenset(
@@ -104,7 +105,9 @@ def create_app(
 
     @app.get("/healthz")
     async def healthz() -> dict[str, str]:
-        return {"status": "ok"}
+        # Serving is healthy without it; whoever wonders why nothing is learned looks here too.
+        why = await store.read(why_not_learning) if learning else None
+        return {"status": "ok"} if why is None else {"status": "ok", "not_learning": why}
 
     @app.get("/readyz")
     async def readyz() -> Response:

@@ -306,6 +306,12 @@ def roll_back(db: Connection, version: int | None) -> int:
     if row.state == VersionState.ROLLED_BACK:
         by = "the watch took version {} back" if "watch" in row.gate else "version {} was taken back"
         raise LookupError(f"{by.format(wanted)}: {row.gate['why']}")
+    if row.state == VersionState.REMOVED:
+        kept = ", ".join(str(one.version) for one in list_versions(db) if one.state == VersionState.RETIRED)
+        raise LookupError(
+            f"the weights of version {wanted} were removed from disk, which keeps those of the newest "
+            f"(learn.keep_versions); {kept} can be gone back to"
+        )
     if row.state != VersionState.RETIRED:
         raise LookupError(f"version {wanted} is {row.state}; only one that has served before can be gone back to")
     asked = update(policy_versions).where(policy_versions.c.version == wanted)
@@ -341,6 +347,34 @@ def take_back(db: Connection, version: int, why: str, evidence: Mapping[str, Any
     back_to = go_back(db)
     assert back_to is not None, "there is no candidate"
     return back_to
+
+
+def fall_back(db: Connection, version: int, why: str) -> int:
+    """The version that serves turned out to be damaged: the newest whole one before it serves. Returns that."""
+    row = version_row(db, version_row(db, version).parent_version)
+    while row.state == VersionState.REMOVED:
+        row = version_row(db, row.parent_version)
+    reject(db, version, why, {})
+    promote(db, row.version, {})
+    return int(row.version)
+
+
+def retire_for_good(db: Connection, *, keep: int) -> list[str]:
+    """Give up going back to any but the `keep` versions that served last, and to the base.
+
+    Returns the folders of all versions that cannot be gone back to: of these, of rejected and of rolled back ones.
+    """
+    retired = select(policy_versions.c.version).where(
+        policy_versions.c.state == VersionState.RETIRED, policy_versions.c.artifact.is_not(None)
+    )
+    old = list(db.execute(retired.order_by(policy_versions.c.served_at.desc()).offset(keep)).scalars())
+    chosen = update(policy_versions).where(policy_versions.c.version.in_(old))
+    db.execute(chosen.values(state=VersionState.REMOVED))
+    if old:
+        note(db, "versions_removed", versions=sorted(old))
+    never_again = (VersionState.REMOVED, VersionState.REJECTED, VersionState.ROLLED_BACK)
+    gone = select(policy_versions.c.artifact).where(policy_versions.c.state.in_(never_again))
+    return list(db.execute(gone.where(policy_versions.c.artifact.is_not(None))).scalars())
 
 
 def goes_back(db: Connection) -> bool:

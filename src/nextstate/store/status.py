@@ -53,6 +53,8 @@ class Status:
     """Versions made with turns that were forgotten since, or built on such ones."""
     paused_since: float | None
     """Since when nothing is trained or published, seconds since the epoch; None: learning is not paused."""
+    not_learning: str | None = None
+    """Why the trainer does not run, where it fits into no memory; None: that is not so."""
 
     @property
     def accounted_for(self) -> bool:
@@ -100,7 +102,22 @@ def status(db: Connection, *, since: float | None = None) -> Status:
             row.version for row in db.execute(counted(gone, policy_versions.c.created_at)) if "watch" in row.gate
         ),
         marked=marked_versions(db),
+        not_learning=why_not_learning(db),
     )
+
+
+def why_not_learning(db: Connection) -> str | None:
+    """Why the trainer refused to start when it was last tried; None where it has started, or was not tried yet."""
+    tries = select(events.c.kind, events.c.data).where(events.c.kind.in_(("trainer_started", "trainer_refused")))
+    newest = db.execute(tries.order_by(events.c.event_id.desc()).limit(1)).first()
+    return str(newest.data["why"]) if newest is not None and newest.kind == "trainer_refused" else None
+
+
+def last_event(db: Connection, kind: str) -> dict[str, Any] | None:
+    """What was written with the newest event of a kind; None where there is none."""
+    query = select(events.c.data).where(events.c.kind == kind)
+    data: dict[str, Any] | None = db.execute(query.order_by(events.c.event_id.desc()).limit(1)).scalar()
+    return data
 
 
 def list_turns(

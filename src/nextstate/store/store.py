@@ -222,6 +222,26 @@ def bound_model(db: Connection) -> dict[str, str]:
     return {row.key: row.value for row in rows}
 
 
+def bind_to_weights(db: Connection, kind: str) -> None:
+    """Tie the data folder to what is trained ('lora' or 'full') once there is a version, and check it every time.
+
+    Raises:
+        ConfigError: its versions are of the other kind.
+    """
+    query = select(schema.meta.c.value).where(schema.meta.c.key == "weights")
+    # Folders from before there were two kinds do not say which they have.
+    known = db.execute(query).scalar() or "lora"
+    has_versions = db.execute(select(schema.policy_versions.c.version).where(schema.policy_versions.c.version > 0))
+    if known != kind and has_versions.first() is not None:
+        raise ConfigError(
+            f"the versions in this data folder were trained with learn.weights = '{known}', and the configuration says "
+            f"'{kind}'. Nothing was changed. Set it back, or start with a new data folder: --data DIR."
+        )
+    if known != kind:
+        row = sqlite_insert(schema.meta).values(key="weights", value=kind)
+        db.execute(row.on_conflict_do_update(index_elements=["key"], set_={"value": kind}))
+
+
 def note(db: Connection, /, kind: str, turn_id: int | None = None, **data: Any) -> None:
     """Add an event to the audit log."""
     db.execute(insert(schema.events).values(at=time.time(), kind=kind, turn_id=turn_id, data=data))
