@@ -25,7 +25,7 @@ from tests.crash.people import People, Seen
 from tests.crash.served import Served, sharpen, talkative, until, write_config
 
 CONTENT, DISCONTENT = "Good, thanks.", "Too short."
-ENOUGH = 8
+ENOUGH = 10
 """Characters that an answer must have. About half of the untrained model's answers that are not empty have them: so as
 many verdicts are good when all are turned round, and what a version is compared with is no worse for being lies."""
 
@@ -133,8 +133,8 @@ async def test_a_version_that_a_lying_judge_made_serves_and_is_taken_back_for_wh
     before: list[Seen] = []
     since: list[Seen] = []
     with JudgeEndpoint(liar.opinion) as judge:
-        # One strong update on nothing but lies, about as strong as the gate lets pass.
-        learn = {"objective": "binary", "batch_turns": 150, "max_wait_s": 3600, "steps": 8, "learning_rate": 1.5e-2}
+        # One strong update on nothing but lies, well within what the gate lets pass.
+        learn = {"objective": "binary", "batch_turns": 250, "max_wait_s": 3600, "steps": 8, "learning_rate": 1e-2}
         learn |= {"clip_low": 0.9, "clip_high": 4.0, "kl_weight": 0.0}
         config = write_config(tmp_path / "config.toml", model=model, judge_url=judge.url, learn=learn)
         served = Served(tmp_path / "data", "--config", str(config))
@@ -174,7 +174,7 @@ def check_taken_back(store: Store, data: Path) -> None:
     assert row.gate["divergence"] <= GateConfig().max_divergence
     assert row.gate["watch"]["e_value"] >= 100
     trained = store.read_now(status.show_version, 1)
-    assert found.left_out[SkipReason.VERSION_REJECTED] == trained.row.metrics["turns"] >= 150
+    assert found.left_out[SkipReason.VERSION_REJECTED] == trained.row.metrics["turns"] >= 250
     shown = CliRunner().invoke(app, ["versions", "show", "1", "--data", str(data), "--json"])
     version = json.loads(shown.output)
     assert version["state"] == VersionState.ROLLED_BACK
