@@ -321,6 +321,9 @@ class SkipReason(StrEnum):
     UPDATE_FAILED = "update_failed"
     VERSION_REJECTED = "version_rejected"
     HELD_OUT = "held_out"
+    REDACTED = "redacted"
+    FORGOTTEN = "forgotten"
+    EXPIRED = "expired"
 
 
 class VersionState(StrEnum):

@@ -6,8 +6,10 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 
 from nextstate.config import Config
 from nextstate.engines.adapters import WEIGHTS_FILE
@@ -18,7 +20,7 @@ from nextstate.learn.gate import examine
 from nextstate.learn.publish import serve_newest
 from nextstate.learn.trainer import Trainer
 from nextstate.recipes.personal import make_engine
-from nextstate.store import learning, status
+from nextstate.store import forgetting, learning, status
 from nextstate.store.store import Store, note
 from nextstate.store.turns import Placement
 from nextstate.types import SkipReason, TurnState, Vote
@@ -286,3 +288,46 @@ def test_an_update_is_measured_on_turns_kept_out_of_it_against_its_parent(
 def held_rewards(store: Store) -> dict[str, int]:
     found = store.read_now(learning.held_out_turns, limit=100, max_tokens=1000)
     return {str(turn.turn_id): reward for turn, reward in found}
+
+
+def test_a_turn_that_is_forgotten_while_it_is_trained_leaves_nothing_on_disk(
+    store: Store, trainer: Trainer, config: Config, monkeypatch: pytest.MonkeyPatch
+):
+    turn_id, other = judged_turn(store), judged_turn(store)
+    measured = process.measure
+
+    def forget_then_measure(*args: Any) -> dict[str, Any]:
+        store.write_now(forgetting.forget, [turn_id])
+        return measured(*args)
+
+    monkeypatch.setattr(process, "measure", forget_then_measure)
+    assert process.run_update(store, trainer, config, store.write_now(learning.start_update, limit=8)) is None
+    assert list(config.versions_dir.iterdir()) == []
+    assert state_of(store, turn_id) == (TurnState.LEFT_OUT, SkipReason.FORGOTTEN)
+    assert state_of(store, other) == (TurnState.JUDGED, None)
+    assert store.read_now(status.status).updates == {"stopped": 1}
+
+
+def test_after_starting_over_the_other_turns_are_trained_again_on_the_clean_version(
+    store: Store, trainer: Trainer, config: Config
+):
+    clean = trained_version(store, trainer, config)
+    store.write_now(learning.promote, clean, {})
+    before = (config.versions_dir / "000001" / WEIGHTS_FILE).read_bytes()
+    forgotten, other = judged_turn(store, reply_ids=(70, 71, 72)), judged_turn(store)
+    process.run_update(store, trainer, config, store.write_now(learning.start_update, limit=8))
+    store.write_now(learning.promote, 2, {})
+    store.write_now(forgetting.forget, [forgotten])
+    store.write_now(forgetting.start_over)
+    store.write_now(learning.promote, clean, {})
+    process.load_version(store, trainer, config, store.read_now(learning.serving_version))
+    again = process.run_update(store, trainer, config, store.write_now(learning.start_update, limit=8))
+    assert again == 3
+    row = store.read_now(status.show_version, 3)
+    assert (row.row.parent_version, [turn.turn_id for turn in row.turns]) == (clean, [other])
+    assert state_of(store, other) == (TurnState.TRAINED, None)
+    assert store.read_now(forgetting.marked_versions) == (2,)
+    # Other weights than those that the forgotten turn had a part in.
+    weights = [load_file(config.versions_dir / name / WEIGHTS_FILE) for name in ("000002", "000003")]
+    assert any(not weights[0][name].equal(weights[1][name]) for name in weights[0])
+    assert (config.versions_dir / "000001" / WEIGHTS_FILE).read_bytes() == before

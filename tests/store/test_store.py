@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -80,3 +81,22 @@ def test_versions_are_stored_as_runs():
 def test_nobody_else_on_the_machine_may_look_into_a_data_folder(tmp_path: Path):
     claim_folder(tmp_path / "data", "server").close()
     assert (tmp_path / "data").stat().st_mode & 0o777 == 0o700
+
+
+def test_the_log_is_emptied_as_soon_as_nobody_reads_from_it(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    finished_turn(store)
+    log = tmp_path / "nextstate.db-wal"
+    assert log.stat().st_size > 0
+    reader = sqlite3.connect(tmp_path / "nextstate.db", isolation_level=None)
+    reader.execute("BEGIN")
+    reader.execute("SELECT * FROM turns").fetchall()
+    monkeypatch.setattr("nextstate.store.store._EMPTYING_S", 0.0)
+    monkeypatch.setattr("nextstate.store.store._BUSY_MS", 10)
+    impatient = Store.open(f"sqlite:///{tmp_path / 'nextstate.db'}")
+    assert not impatient.scrub()
+    reader.execute("COMMIT")
+    assert impatient.scrub()
+    assert log.stat().st_size == 0
+    assert store.read_now(status.status).turns == 1

@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import sys
 import time
 from pathlib import Path
 from typing import IO, Any
 
 from nextstate import config as configuration
+from nextstate import logs
 from nextstate.config import Config
 from nextstate.errors import AdapterError, NextstateError
 from nextstate.learn import checkpoint
@@ -22,6 +24,7 @@ from nextstate.learn.batches import unfit
 from nextstate.learn.gate import measure_held_out, measure_perplexity, measure_probe, preference_shift
 from nextstate.learn.trainer import Trainer
 from nextstate.store import learning, turns
+from nextstate.store.steering import paused_since
 from nextstate.store.store import Store, claim_folder, note
 
 log = logging.getLogger(__name__)
@@ -41,7 +44,7 @@ def learn_loop(store: Store, trainer: Trainer, config: Config, *, parent_pid: in
 
     reads    judged turns, oldest first
     writes   updates, a version folder, and the version as a candidate for the publisher
-    waits    polls; also for the publisher to decide about the candidate before
+    waits    polls; also while learning is paused, and for the publisher to decide about the candidate before
     crash    `recover` finishes or undoes the update at the next start
     """
     loaded_version = -1
@@ -50,7 +53,8 @@ def learn_loop(store: Store, trainer: Trainer, config: Config, *, parent_pid: in
         due = count >= config.learn.batch_turns or (
             oldest is not None and time.time() - oldest >= config.learn.max_wait_s
         )
-        if not due or store.read_now(learning.candidate) is not None:
+        paused = store.read_now(paused_since) is not None
+        if not due or paused or store.read_now(learning.candidate) is not None:
             time.sleep(POLL_S)
             continue
         if config.gate.hold_out_every and store.write_now(learning.hold_out, every=config.gate.hold_out_every):
@@ -107,8 +111,12 @@ def run_update(store: Store, trainer: Trainer, config: Config, update_id: int) -
         folder = checkpoint.save(trainer, config.versions_dir, update.version, probe=probe, metrics=metrics)
         artifact = str(folder.relative_to(config.data))
         store.write_now(learning.finish_update, update_id, artifact=artifact, metrics=metrics)
+    except learning.UpdateStopped as stopped:
+        remove_stopped(store, config)
+        log.info("%s", stopped)
+        return None
     except Exception as error:  # a row with the reason is written, and serving does not notice
-        log.exception("update %d failed", update_id)
+        log.exception("update %d failed", update_id, extra={"update_id": update_id})
         store.write_now(learning.abandon_update, update_id, f"{type(error).__name__}: {error}")
         give_up_repeated_failures(store)
         return None
@@ -135,6 +143,7 @@ def measure(store: Store, trainer: Trainer, config: Config, parent_version: int)
 def recover(store: Store, config: Config) -> None:
     """Settle what a trainer that was killed left behind."""
     checkpoint.remove_leftovers(config.versions_dir)
+    remove_stopped(store, config)
     for row in store.read_now(learning.running_updates):
         folder = checkpoint.version_dir(config.versions_dir, row.version)
         if folder.exists():
@@ -150,6 +159,12 @@ def recover(store: Store, config: Config) -> None:
             give_up_repeated_failures(store)
 
 
+def remove_stopped(store: Store, config: Config) -> None:
+    """Remove what an update had already written when it was found that a turn of it had been forgotten."""
+    for version in store.read_now(learning.stopped_versions):
+        shutil.rmtree(checkpoint.version_dir(config.versions_dir, version), ignore_errors=True)
+
+
 def give_up_repeated_failures(store: Store) -> None:
     """Leave out the turns with which every update fails."""
     left = store.write_now(learning.give_up_failing, tries=_FAILURES_IN_A_ROW)
@@ -161,9 +176,8 @@ def give_up_repeated_failures(store: Store) -> None:
 
 def main() -> None:
     options, parent_pid = json.loads(sys.argv[1]), int(sys.argv[2])
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s trainer %(levelname)s %(message)s")
-    logging.getLogger("alembic").setLevel(logging.WARNING)
     config = configuration.Config.model_validate(options)
+    logs.configure(config.log, process="trainer")
     os.nice(_NICENESS)
     import torch
 

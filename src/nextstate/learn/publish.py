@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 from pathlib import Path
 
 from sqlalchemy import Connection
@@ -12,7 +13,8 @@ from nextstate.config import GateConfig
 from nextstate.engines.local import LocalEngine
 from nextstate.errors import AdapterError, AdapterMismatch
 from nextstate.learn.gate import examine
-from nextstate.store import learning
+from nextstate.store import forgetting, learning
+from nextstate.store.steering import paused_since
 from nextstate.store.store import AnyRow, Store
 from nextstate.types import BASE, PolicyRef
 
@@ -24,11 +26,12 @@ async def publish_loop(store: Store, engine: LocalEngine, data: Path, gate: Gate
 
     reads    policy_versions that are candidates
     writes   the same row: serving or rejected, with what the gate measured; of one whose parent was rolled back in the
-             meantime, the turns wait again
+             meantime, or that comes while learning is paused, the turns wait again
     waits    polls; versions come minutes apart
     crash    the candidate is still one, and is examined again
     """
     while True:
+        await remove_dead(store, data)
         row = await store.read(learning.candidate)
         if row is None:
             await asyncio.sleep(0.2)
@@ -38,17 +41,31 @@ async def publish_loop(store: Store, engine: LocalEngine, data: Path, gate: Gate
             await store.write(learning.promote, row.version, {})
             continue
         if row.served_at is None and row.parent_version != await store.read(learning.serving_version):
-            await store.write(learning.give_back, row.version)
-            log.warning("version %d was built on version %d, which no longer serves", row.version, row.parent_version)
+            why = f"version {row.parent_version}, on which it was built, no longer serves"
+            await store.write(learning.give_back, row.version, why)
+            log.warning("version %d does not serve: %s", row.version, why)
+            continue
+        if row.served_at is None and await store.read(paused_since) is not None:
+            # Given back and not kept waiting, for a candidate stands in the way of going back to an earlier version.
+            await store.write(learning.give_back, row.version, "learning was paused before it could serve")
+            log.info("version %d does not serve: learning is paused; its turns wait", row.version)
             continue
         result = await examine(engine, row.version, data / row.artifact, gate, exact=exact)
         if result.passed:
             engine.serve_version(row.version)
             await store.write(learning.promote, row.version, {**result.measured, "why": result.why})
-            log.info("version %d serves; %s", row.version, dict(result.measured))
+            log.info("version %d serves; %s", row.version, dict(result.measured), extra={"version": row.version})
         else:
             await store.write(learning.reject, row.version, result.why, result.measured)
-            log.warning("version %d was rejected: %s", row.version, result.why)
+            log.warning("version %d was rejected: %s", row.version, result.why, extra={"version": row.version})
+
+
+async def remove_dead(store: Store, data: Path) -> None:
+    """Remove the weights of versions that were retired because turns they were trained on have been forgotten."""
+    for row in await store.read(forgetting.dead_artifacts):
+        await asyncio.to_thread(shutil.rmtree, data / row.artifact, ignore_errors=True)
+        await store.write(forgetting.artifact_removed, row.version)
+        log.info("the weights of version %d are removed: turns it was trained on were forgotten", row.version)
 
 
 async def serve_newest(store: Store, engine: LocalEngine, data: Path) -> int:

@@ -47,6 +47,10 @@ class RunningUpdate:
     samples: tuple[Sample, ...]
 
 
+class UpdateStopped(Exception):
+    """An update whose turns were taken from it while it ran."""
+
+
 def waiting_samples(db: Connection) -> tuple[int, float | None]:
     """How many samples wait for an update, and since when the oldest does (seconds since the epoch)."""
     query = select(func.count(), func.min(samples.c.created_at)).join(turns).where(turns.c.state == TurnState.JUDGED)
@@ -161,6 +165,9 @@ def finish_update(db: Connection, update_id: int, *, artifact: str, metrics: Map
 
     Args:
         metrics: of `Trainer.update`; the turns that it names as off policy took no part, and are left out.
+
+    Raises:
+        UpdateStopped: it no longer runs. Nothing has changed, and its artifact must go.
     """
     now = time.time()
     leave_out_off_policy(db, metrics.get("off_policy", {}))
@@ -169,7 +176,9 @@ def finish_update(db: Connection, update_id: int, *, artifact: str, metrics: Map
         done.values(state="done", finished_at=now, metrics=dict(metrics)).returning(
             updates.c.version, updates.c.parent_version
         )
-    ).one()
+    ).first()
+    if row is None:
+        raise UpdateStopped(f"update {update_id} was stopped: a turn of it was forgotten")
     db.execute(
         update(turns)
         .where(turns.c.update_id == update_id, turns.c.state == TurnState.TRAINING)
@@ -197,7 +206,7 @@ def abandon_update(db: Connection, update_id: int, error: str, *, state: str = "
 
     Args:
         state: 'failed'; 'interrupted' when it was stopped from outside, which says nothing about its turns; 'empty'
-            when none of them could be trained.
+            when none of them could be trained; 'stopped' when one of them was forgotten.
     """
     over = update(updates).where(updates.c.update_id == update_id, updates.c.state == "running")
     db.execute(over.values(state=state, finished_at=time.time(), error=error))
@@ -210,6 +219,11 @@ def abandon_update(db: Connection, update_id: int, error: str, *, state: str = "
 
 def update_row(db: Connection, update_id: int) -> AnyRow:
     return db.execute(select(updates).where(updates.c.update_id == update_id)).one()
+
+
+def stopped_versions(db: Connection) -> list[int]:
+    """What updates that were stopped would have made: none of it may be on disk."""
+    return list(db.execute(select(updates.c.version).where(updates.c.state == "stopped")).scalars())
 
 
 def running_updates(db: Connection) -> list[AnyRow]:
@@ -290,7 +304,8 @@ def roll_back(db: Connection, version: int | None) -> int:
     if row is None:
         raise LookupError(f"there is no version {wanted}")
     if row.state == VersionState.ROLLED_BACK:
-        raise LookupError(f"the watch took version {wanted} back: {row.gate['why']}")
+        by = "the watch took version {} back" if "watch" in row.gate else "version {} was taken back"
+        raise LookupError(f"{by.format(wanted)}: {row.gate['why']}")
     if row.state != VersionState.RETIRED:
         raise LookupError(f"version {wanted} is {row.state}; only one that has served before can be gone back to")
     asked = update(policy_versions).where(policy_versions.c.version == wanted)
@@ -329,9 +344,10 @@ def take_back(db: Connection, version: int, why: str, evidence: Mapping[str, Any
 
 
 def goes_back(db: Connection) -> bool:
-    """Whether the version that serves was taken back, and only serves until another can."""
+    """Whether the version that serves was taken back, and only serves until another can: by the watch, or because turns
+    that it was trained on were forgotten."""
     serving = select(policy_versions.c.gate).where(policy_versions.c.state == VersionState.SERVING)
-    return "watch" in (db.execute(serving).scalar() or {})
+    return not {"watch", "forgotten"}.isdisjoint(db.execute(serving).scalar() or {})
 
 
 def go_back(db: Connection) -> int | None:
@@ -347,9 +363,8 @@ def go_back(db: Connection) -> int | None:
     return roll_back(db, row.version)
 
 
-def give_back(db: Connection, version: int) -> None:
-    """A candidate whose parent has gone in the meantime never serves: its turns wait for an update on what serves."""
-    why = f"version {version_row(db, version).parent_version}, on which it was built, no longer serves"
+def give_back(db: Connection, version: int, why: str) -> None:
+    """A candidate that may not serve, for nothing that it did itself: its turns wait for another update."""
     chosen = update(policy_versions).where(policy_versions.c.version == version)
     row = db.execute(
         chosen.values(state=VersionState.REJECTED, gate={"why": why}).returning(policy_versions.c.update_id)
@@ -378,12 +393,12 @@ def _leave_out_trained(db: Connection, update_id: int, detail: str) -> None:
     leave_out(db, list(db.execute(trained).scalars()), SkipReason.VERSION_REJECTED, detail)
 
 
-def list_versions(db: Connection) -> list[AnyRow]:
-    """All versions with the updates that made them, oldest first."""
+def list_versions(db: Connection, *, newest: int | None = None) -> list[AnyRow]:
+    """All versions, or so many of the newest, with the updates that made them, oldest first."""
     query = select(policy_versions, updates.c.metrics, updates.c.started_at, updates.c.finished_at).outerjoin(
         updates, policy_versions.c.update_id == updates.c.update_id
     )
-    return list(db.execute(query.order_by(policy_versions.c.version)))
+    return list(db.execute(query.order_by(policy_versions.c.version.desc()).limit(newest)))[::-1]
 
 
 def give_up_failing(db: Connection, *, tries: int) -> int:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import Connection, func, or_, select
+from sqlalchemy import Column, Connection, Select, func, or_, select
 
+from nextstate.store.forgetting import NOBODY, marked_versions
 from nextstate.store.learning import serving_version
 from nextstate.store.schema import (
     events,
@@ -18,6 +20,7 @@ from nextstate.store.schema import (
     updates,
     verdicts,
 )
+from nextstate.store.steering import paused_since
 from nextstate.store.store import AnyRow
 from nextstate.types import SkipReason, TurnState, VersionState, WaitReason
 
@@ -46,6 +49,10 @@ class Status:
     """By state."""
     rolled_back: tuple[int, ...]
     """Versions that the watch took back."""
+    marked: tuple[int, ...]
+    """Versions made with turns that were forgotten since, or built on such ones."""
+    paused_since: float | None
+    """Since when nothing is trained or published, seconds since the epoch; None: learning is not paused."""
 
     @property
     def accounted_for(self) -> bool:
@@ -53,12 +60,19 @@ class Status:
         return self.trained + sum(self.waiting.values()) + sum(self.left_out.values()) == self.turns
 
 
-def status(db: Connection) -> Status:
+def status(db: Connection, *, since: float | None = None) -> Status:
+    """Args:
+    since: count only what began then or later, seconds since the epoch; None: everything.
+    """
+
+    def counted(query: Select[Any], began: Column[Any]) -> Select[Any]:
+        return query if since is None else query.where(began >= since)
+
     waiting: dict[str, int] = {}
     left_out: dict[str, int] = {}
     trained = 0
     states = select(turns.c.state, turns.c.reason, func.count()).group_by(turns.c.state, turns.c.reason)
-    for state, reason, count in db.execute(states):
+    for state, reason, count in db.execute(counted(states, turns.c.created_at)):
         if state == TurnState.TRAINED:
             trained = count
         elif state == TurnState.LEFT_OUT:
@@ -66,19 +80,26 @@ def status(db: Connection) -> Status:
         else:
             waiting[WAITS[state]] = count
     names = {1: "good", 0: "neutral", -1: "bad", None: "abstained"}
-    values = db.execute(select(verdicts.c.value, func.count()).group_by(verdicts.c.value))
-    by_state = db.execute(select(updates.c.state, func.count()).group_by(updates.c.state))
-    taken_back = select(policy_versions.c.version).where(policy_versions.c.state == VersionState.ROLLED_BACK)
+    values = select(verdicts.c.value, func.count()).group_by(verdicts.c.value)
+    by_state = select(updates.c.state, func.count()).group_by(updates.c.state)
+    gone = select(policy_versions.c.version, policy_versions.c.gate)
+    gone = gone.where(policy_versions.c.state == VersionState.ROLLED_BACK).order_by(policy_versions.c.version)
+    all_turns = select(func.count()).select_from(turns)
+    all_sessions = select(func.count()).where(sessions.c.user != NOBODY)
     return Status(
         version=serving_version(db),
-        sessions=db.execute(select(func.count()).select_from(sessions)).scalar_one(),
-        turns=db.execute(select(func.count()).select_from(turns)).scalar_one(),
+        sessions=db.execute(counted(all_sessions, sessions.c.last_at)).scalar_one(),
+        turns=db.execute(counted(all_turns, turns.c.created_at)).scalar_one(),
         trained=trained,
         waiting=waiting,
         left_out=left_out,
-        verdicts={names[value]: count for value, count in values},
-        updates={str(row.state): int(row[1]) for row in by_state},
-        rolled_back=tuple(db.execute(taken_back.order_by(policy_versions.c.version)).scalars()),
+        verdicts={names[value]: count for value, count in db.execute(counted(values, verdicts.c.created_at))},
+        updates=dict(db.execute(counted(by_state, updates.c.started_at)).all()),
+        paused_since=paused_since(db),
+        rolled_back=tuple(
+            row.version for row in db.execute(counted(gone, policy_versions.c.created_at)) if "watch" in row.gate
+        ),
+        marked=marked_versions(db),
     )
 
 
@@ -140,7 +161,9 @@ def show_version(db: Connection, version: int) -> ShownVersion | None:
         return None
     of_update = or_(turns.c.update_id == row.update_id, turns.c.turn_id.in_(row.turn_ids or ()))
     used = select(turns.c.turn_id, turns.c.state, turns.c.reason, samples.c.reward).outerjoin(samples).where(of_update)
-    about = select(events).where(events.c.kind.in_(("promoted", "rejected", "rollback_asked", "watch_rolled_back")))
+    about = select(events).where(
+        events.c.kind.in_(("promoted", "rejected", "rollback_asked", "watch_rolled_back", "forgotten", "retraining"))
+    )
     return ShownVersion(
         row=row,
         turns=db.execute(used.order_by(turns.c.turn_id)).all() if row.update_id is not None else (),
