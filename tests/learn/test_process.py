@@ -211,6 +211,17 @@ def test_an_update_without_a_turn_that_fits_is_no_failure_and_the_next_one_does_
     assert process._PAUSE_AFTER_FAILURE_S not in slept
 
 
+def test_the_loop_takes_no_more_of_one_key_than_its_share_where_others_wait(
+    store: Store, trainer: Trainer, config: Config, monkeypatch: pytest.MonkeyPatch
+):
+    share = config.learn.model_copy(update={"max_key_share": 0.25})  # of 4
+    ids = [judged_turn(store, new=new_turn(user=user)) for user in ("mallory/1", "mallory/2", "ann")]
+    alive = iter([1, 1, 0])
+    monkeypatch.setattr(os, "getppid", lambda: next(alive))
+    process.learn_loop(store, trainer, config.model_copy(update={"learn": share}), parent_pid=1)
+    assert [state_of(store, id)[0] for id in ids] == [TurnState.TRAINED, TurnState.JUDGED, TurnState.TRAINED]
+
+
 async def examined(config: Config, version: int):
     loaded = load(config.model)
     engine = make_engine(loaded, config)
