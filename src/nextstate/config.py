@@ -163,8 +163,11 @@ class LearnConfig(_Section):
     """Publishes a token may trail the version being trained; older tokens are masked."""
     max_turn_tokens: PositiveInt = 4096
     """Longer turns are left out, so that an update fits in memory."""
-    micro_batch_tokens: PositiveInt = 512
+    micro_batch_tokens: PositiveInt = 1024
     """Tokens in one forward and backward pass."""
+    bfloat16: bool = False
+    """Multiply in bfloat16: faster and smaller where the machine has instructions for it, and log-probs that are off by
+    some hundredths of a nat a token. What is trained and its optimiser stay in float32."""
     threads: NonNegativeInt = 0
     """CPU threads of the trainer; 0: the cores that the engine leaves."""
     seed: int = 0
