@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nextstate.store import judging, turns
+from nextstate.store import finding, judging, turns
 from nextstate.store.store import Store
 from nextstate.store.turns import NewTurn, Placement
 from nextstate.types import FinishReason, Hint, Message, Sampling, Source, Verdict, Vote
@@ -50,7 +50,7 @@ def finished_turn(store: Store, *, new: NewTurn | None = None, **changes: Any) -
 def continued_turn(store: Store, *, said: str = "too long", **changes: Any) -> int:
     """A turn with a next state; its id. The request that brought it stays open."""
     turn_id = finished_turn(store, **changes)
-    row = store.read_now(lambda db: turns.find_by_answer(db, "local", f"answer {turn_id}", None))
+    row = store.read_now(lambda db: finding.find_by_answer(db, "local", f"answer {turn_id}", None))
     assert row is not None
     place = Placement(
         session_id=row.session_id,

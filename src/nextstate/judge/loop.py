@@ -47,7 +47,7 @@ async def _judge_one(store: Store, judge: Judge, config: JudgeConfig, turn: Turn
         why = str(error) or f"no verdict within {config.deadline_s:.0f} s"
         await _failed(store, config, turn, why)
     except Exception as error:  # a row with the reason is written; the other turns go on
-        log.exception("judging turn %d failed", turn.turn_id)
+        log.exception("judging turn %d failed", turn.turn_id, extra={"turn_id": turn.turn_id})
         await _failed(store, config, turn, f"{type(error).__name__}: {error}")
     else:
         if not await store.write(judging.write_verdict, verdict, turn.lease_until):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from nextstate import config as configuration
+from nextstate import logs
 from nextstate.config import Config
 from nextstate.errors import AdapterError, NextstateError
 from nextstate.learn import checkpoint
@@ -105,7 +106,7 @@ def run_update(store: Store, trainer: Trainer, config: Config, update_id: int) -
         artifact = str(folder.relative_to(config.data))
         store.write_now(learning.finish_update, update_id, artifact=artifact, metrics=metrics)
     except Exception as error:  # a row with the reason is written, and serving does not notice
-        log.exception("update %d failed", update_id)
+        log.exception("update %d failed", update_id, extra={"update_id": update_id})
         store.write_now(learning.abandon_update, update_id, f"{type(error).__name__}: {error}")
         give_up_repeated_failures(store)
         return None
@@ -158,9 +159,8 @@ def give_up_repeated_failures(store: Store) -> None:
 
 def main() -> None:
     options, parent_pid = json.loads(sys.argv[1]), int(sys.argv[2])
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s trainer %(levelname)s %(message)s")
-    logging.getLogger("alembic").setLevel(logging.WARNING)
     config = configuration.Config.model_validate(options)
+    logs.configure(config.log, process="trainer")
     os.nice(_NICENESS)
     import torch
 
