@@ -42,6 +42,7 @@ clients: install
 bench: model
 	$(BIN)/python -m benchmarks.serving
 	$(BIN)/python -m benchmarks.training
+	$(BIN)/python -m benchmarks.tree
 	$(BIN)/python -m benchmarks.latency
 
 install: $(INSTALLED)

@@ -181,7 +181,8 @@ class LearnConfig(_Section):
     max_turn_tokens: PositiveInt = 4096
     """Longer turns are left out, so that an update fits in memory."""
     micro_batch_tokens: PositiveInt = 1024
-    """Tokens in one forward and backward pass."""
+    """Distinct tokens in one forward and backward pass, beside those of the update's longest turn. Turns that share a
+    beginning share its tokens. A token of the built-in model takes 0.7 MB in float32 and 0.4 MB in bfloat16."""
     bfloat16: bool = False
     """Multiply in bfloat16: faster and smaller where the machine has instructions for it, and log-probs that are off by
     some hundredths of a nat a token. What is trained and its optimiser stay in float32."""
