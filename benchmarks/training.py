@@ -7,9 +7,8 @@ layer, from the same weights, samples and advantages:
     trl    trl.GRPOTrainer's loss, forward and backward, and the same AdamW; no generation, no gradient checkpointing
 
 Prompts have 50 to 350 tokens and replies 10 to 190, evenly spread and in no order, or 200 and 100 each. The turns share
-nothing. Each side in each precision has a process of its own, so that its peak memory is its own; they take turns and
-wait for each other. Both sides begin at the same adapter: the gradient's norm of their first step is in the result, and
-must be the same but for the precision.
+nothing. Every step has a process of its own, so that its peak memory is its own, and the sides take turns. Both begin
+at the same adapter: the gradient's norm is in the result, and must be the same but for the precision.
 
 A trained token is a token of a turn, prompt or reply. The share of the peak is what the step needs at least, 2
 operations a weight and token forward and 2 back and those of the attention, over the time it took and the speed at
@@ -26,7 +25,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -55,17 +54,12 @@ def measure(model: str, threads: int, lengths: str, rounds: int) -> dict[str, An
     load_at_start = machine.load_average()
     keys = [(side, precision) for precision in PRECISIONS for side in SIDES]
     steps: dict[str, list[dict[str, Any]]] = {f"{side} {precision}": [] for side, precision in keys}
-    with ExitStack() as stack:
-        processes = {
-            f"{side} {precision}": stack.enter_context(_side(side, precision, model, threads, lengths))
-            for side, precision in keys
-        }
-        for n in range(rounds):
-            for key in keys if n % 2 == 0 else reversed(keys):
-                name = " ".join(key)
-                steps[name].append(_ask(processes[name]))
-        with _side("peak", "float32", model, threads, lengths) as process:
-            peak = _ask(process)
+    for n in range(rounds):
+        for side, precision in keys if n % 2 == 0 else reversed(keys):
+            with _side(side, precision, model, threads, lengths) as process:
+                steps[f"{side} {precision}"].append(_ask(process))
+    with _side("peak", "float32", model, threads, lengths) as process:
+        peak = _ask(process)
     return {
         "threads": threads,
         "lengths": lengths,
