@@ -1,9 +1,9 @@
 import math
 
 import pytest
+from nextstate.judge.calibration import content_free
 
 from nextstate.errors import EngineFault
-from nextstate.judge.calibration import content_free
 from nextstate.judge.errors import JudgeUnavailable
 from nextstate.judge.prompts import LABEL
 from nextstate.judge.scored import ScoredJudge

@@ -7,6 +7,7 @@ import json
 import logging
 import sys
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +17,7 @@ from rich.table import Table
 
 from nextstate import __version__, config
 from nextstate.cli.common import AsJson, Data, err, friendly, open_store, out
+from nextstate.cli.judge import judge_app
 from nextstate.cli.keys import keys_app
 from nextstate.cli.traffic import traffic_app
 from nextstate.cli.versions import versions_app
@@ -27,6 +29,7 @@ model_app = typer.Typer(no_args_is_help=True, help="The built-in model.")
 app.add_typer(turns_app, name="turns")
 app.add_typer(versions_app, name="versions")
 app.add_typer(model_app, name="model")
+app.add_typer(judge_app, name="judge")
 app.add_typer(keys_app, name="keys")
 app.add_typer(traffic_app, name="traffic")
 
@@ -87,6 +90,16 @@ def status(data: Data = None, as_json: AsJson = False) -> None:
         table.add_row("left out", str(count), str(reason))
     out.print(table)
     out.print("verdicts: " + (", ".join(f"{n} {name}" for name, n in found.verdicts.items()) or "none yet"))
+    if found.judge_left_alone_since is not None:
+        since = datetime.fromtimestamp(found.judge_left_alone_since)
+        out.print(f"judge: down since {since:%Y-%m-%d %H:%M:%S}, tried now and then; turns wait and lose nothing")
+    compared = found.judge_against_feedback
+    if sum(compared.values()):
+        out.print(
+            f"judge against explicit feedback: {compared['right']} right, {compared['wrong']} wrong, of these "
+            f"{compared['opposite']} opposite, {compared['abstained']} abstained",
+            soft_wrap=True,
+        )
     out.print("updates: " + (", ".join(f"{n} {name}" for name, n in found.updates.items()) or "none yet"))
     if watched:
         out.print(f"watch: {max(watched, key=lambda one: one.e_value)}", soft_wrap=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, func, or_, select
 
+from nextstate.store.judging import judge_against_feedback, judge_left_alone
 from nextstate.store.learning import serving_version
 from nextstate.store.schema import (
     events,
@@ -46,6 +47,11 @@ class Status:
     """By state."""
     rolled_back: tuple[int, ...]
     """Versions that the watch took back."""
+    judge_left_alone_since: float | None
+    """Seconds since the epoch, where the judge failed so often that it is only tried now and then; None: it is not."""
+    judge_against_feedback: dict[str, int]
+    """Turns on which people gave feedback and the judge had given a verdict of its own: 'right', 'wrong', 'opposite'
+    (among the wrong), 'abstained'."""
 
     @property
     def accounted_for(self) -> bool:
@@ -79,6 +85,8 @@ def status(db: Connection) -> Status:
         verdicts={names[value]: count for value, count in values},
         updates={str(row.state): int(row[1]) for row in by_state},
         rolled_back=tuple(db.execute(taken_back.order_by(policy_versions.c.version)).scalars()),
+        judge_left_alone_since=judge_left_alone(db),
+        judge_against_feedback=judge_against_feedback(db),
     )
 
 
