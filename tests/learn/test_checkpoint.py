@@ -45,6 +45,23 @@ def test_training_goes_on_from_a_checkpoint_as_if_never_interrupted(
         assert torch.equal(resumed.average[name], average)
 
 
+def test_an_old_version_without_an_optimizer_does_not_go_on_with_that_of_another(
+    make_trainer: TrainerFactory, tmp_path: Path
+):
+    trainer = make_trainer()
+    samples = [a_sample(trainer)]
+    trainer.update(samples, oldest_version=0)
+    folder = saved(trainer, tmp_path)
+    (folder / "optimizer.pt").unlink()
+    trainer.update(samples, oldest_version=0)
+    checkpoint.restore(trainer, folder)
+    afresh = make_trainer(seed=99)
+    checkpoint.restore(afresh, folder)
+    for one in (trainer, afresh):
+        one.update(samples, oldest_version=0)
+    assert torch.equal(weights(trainer), weights(afresh))
+
+
 def test_a_version_made_under_another_teacher_lets_the_average_begin_at_it(
     make_trainer: TrainerFactory, tmp_path: Path
 ):

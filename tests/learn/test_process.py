@@ -182,6 +182,21 @@ def test_the_loop_takes_no_more_of_one_session_than_its_share(
     assert trained == [TurnState.TRAINED, TurnState.JUDGED, TurnState.TRAINED]
 
 
+def test_an_update_without_a_turn_that_fits_is_no_failure_and_the_next_one_does_not_wait(
+    store: Store, trainer: Trainer, config: Config, monkeypatch: pytest.MonkeyPatch
+):
+    short = config.model_copy(update={"learn": config.learn.model_copy(update={"max_turn_tokens": 10})})
+    judged_turn(store, reply_ids=tuple(range(60, 80)))
+    judged_turn(store, reply_ids=tuple(range(60, 80)))
+    alive = iter([1, 1, 0])
+    monkeypatch.setattr(os, "getppid", lambda: next(alive))
+    slept = []
+    monkeypatch.setattr(process.time, "sleep", slept.append)
+    process.learn_loop(store, trainer, short, parent_pid=1)
+    assert store.read_now(status.status).updates == {"empty": 1}
+    assert process._PAUSE_AFTER_FAILURE_S not in slept
+
+
 async def examined(config: Config, version: int):
     loaded = load(config.model)
     engine = make_engine(loaded, config)

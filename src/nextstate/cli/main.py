@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import sys
 from dataclasses import asdict
 from datetime import datetime
@@ -15,10 +14,12 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from nextstate import __version__, config
+from nextstate import __version__, config, logs
 from nextstate.cli.common import AsJson, Data, err, friendly, open_store, out
 from nextstate.cli.judge import judge_app
 from nextstate.cli.keys import keys_app
+from nextstate.cli.report import report
+from nextstate.cli.settings import config_app, in_force
 from nextstate.cli.traffic import traffic_app
 from nextstate.cli.versions import versions_app
 from nextstate.errors import ConfigError
@@ -32,6 +33,8 @@ app.add_typer(model_app, name="model")
 app.add_typer(judge_app, name="judge")
 app.add_typer(keys_app, name="keys")
 app.add_typer(traffic_app, name="traffic")
+app.add_typer(config_app, name="config")
+app.command()(report)
 
 
 @app.command()
@@ -45,6 +48,9 @@ def serve(
     port: Annotated[int | None, typer.Option(help="Port to listen on; 8700 by default, 0 for any free one.")] = None,
     no_learn: Annotated[bool, typer.Option("--no-learn", help="Serve only: nothing is judged or trained.")] = False,
     config_file: Annotated[Path | None, typer.Option("--config", help="A TOML file; options here win over it.")] = None,
+    check_config: Annotated[
+        bool, typer.Option("--check-config", help="Say what would be in force, and start nothing.")
+    ] = False,
 ) -> None:
     """Serve a model over OpenAI's API, and learn from what happens next after every answer."""
     options: dict[str, Any] = {}
@@ -57,9 +63,13 @@ def serve(
     if no_learn:
         options["learn"] = {"enabled": False}
     settings = config.load(config_file, **options)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    for chatty in ("alembic", "httpx", "httpcore"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)
+    if check_config:
+        changed = in_force(settings)
+        print("The configuration is accepted. " + ("All is as it ships." if not changed else "Not as it ships:"))
+        for name, value in changed.items():
+            print(f"  {name} = {json.dumps(value)}")
+        return
+    logs.configure(settings.log, process="server")
     from nextstate.recipes import personal
 
     try:

@@ -17,15 +17,13 @@ from nextstate.errors import ConfigError
 
 versions_app = typer.Typer(no_args_is_help=True, help="The policy's versions.")
 
-TERMS = ("policy_gradient", "distillation", "anchor_kl")
-"""Parts of an update's loss."""
-
 
 @versions_app.command("list")
 @friendly
 def versions_list(data: Data = None, as_json: AsJson = False) -> None:
     """All versions: what made them, and what the gate measured."""
     from nextstate.learn.watch import comparisons
+    from nextstate.report.account import TERMS
     from nextstate.store import learning
 
     store = open_store(data)

@@ -56,6 +56,7 @@ _JUDGES_THE_WHOLE = frozenset(
 )
 # fmt: on
 _WORD = re.compile(r"[^\W_]+")
+_QUOTED = re.compile(r"^[ \t]*>.*$", re.MULTILINE)
 
 
 def user_hints(turn: TurnToJudge) -> tuple[Hint, ...]:
@@ -77,6 +78,7 @@ def directive(text: str) -> str:
     """`text` trimmed to a hint of at most MAX_CHARS, or '' if it does not say how an answer should be."""
     if "```" in text or "Traceback (most recent call last)" in text:
         text = re.split(r"```|Traceback \(most recent call last\)", text, maxsplit=1)[0]
+    text = _QUOTED.sub("", text)  # whoever quotes a page does not ask for what the page asks for
     parts = [sentence for sentence in sentences(remark(text)) if _says_how(sentence)]
     hint = _bounded(parts) if parts else ""
     return hint if width(hint) > MIN_WIDTH else ""

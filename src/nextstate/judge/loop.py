@@ -60,7 +60,7 @@ async def _judge_one(store: Store, judge: Judge, config: JudgeConfig, breaker: B
         await _not_now(store, config, breaker, turn, why)
         return
     except Exception as error:  # a row with the reason is written; the other turns go on
-        log.exception("judging turn %d failed", turn.turn_id)
+        log.exception("judging turn %d failed", turn.turn_id, extra={"turn_id": turn.turn_id})
         retry_s = min(60.0, config.deadline_s)
         why = f"{type(error).__name__}: {error}"
         await store.write(judging.judge_failed, turn.turn_id, why, max_attempts=config.max_attempts, retry_s=retry_s)
@@ -84,7 +84,7 @@ async def _not_now(store: Store, config: JudgeConfig, breaker: Breaker, turn: Tu
 
 
 FIRST_FEEDBACK = 8
-"""Turns with explicit feedback after which the judge's head first learns from them; then again for each quarter more."""
+"""Turns with explicit feedback after which the judge's head first learns from them; then for each quarter more."""
 
 _MOST_FEEDBACK = 500
 """Newest turns with explicit feedback that the head learns from."""

@@ -78,6 +78,8 @@ def restore(trainer: Trainer, folder: Path) -> None:
         raise AdapterError(f"{folder}/trainer.json cannot be read ({error}); restore it from a copy.") from error
     if (folder / "optimizer.pt").exists():
         trainer.optimizer.load_state_dict(torch.load(folder / "optimizer.pt", weights_only=True))
+    else:  # of an older version it was thrown away; that of the version before this call would be another's
+        trainer.optimizer.state.clear()
 
 
 def _restore_average(trainer: Trainer, folder: Path) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from nextstate import config as configuration
+from nextstate import logs
 from nextstate.config import Config
 from nextstate.errors import AdapterError, NextstateError
 from nextstate.learn import checkpoint
@@ -61,13 +62,16 @@ def learn_loop(store: Store, trainer: Trainer, config: Config, *, parent_pid: in
         # Until the update is a candidate, nobody knows what the weights in memory are.
         loaded_version = -1
         update_id = store.write_now(
-            learning.start_update, limit=config.learn.max_update_turns, session_limit=config.learn.max_session_turns
+            learning.start_update,
+            limit=config.learn.max_update_turns,
+            session_limit=config.learn.max_session_turns,
+            key_limit=config.learn.max_key_turns,
         )
         version = run_update(store, trainer, config, update_id)
-        if version is None:
-            time.sleep(_PAUSE_AFTER_FAILURE_S)
-        else:
+        if version is not None:
             loaded_version = version
+        elif store.read_now(learning.update_row, update_id).state == "failed":
+            time.sleep(_PAUSE_AFTER_FAILURE_S)
 
 
 def load_version(store: Store, trainer: Trainer, config: Config, version: int) -> None:
@@ -105,7 +109,7 @@ def run_update(store: Store, trainer: Trainer, config: Config, update_id: int) -
         artifact = str(folder.relative_to(config.data))
         store.write_now(learning.finish_update, update_id, artifact=artifact, metrics=metrics)
     except Exception as error:  # a row with the reason is written, and serving does not notice
-        log.exception("update %d failed", update_id)
+        log.exception("update %d failed", update_id, extra={"update_id": update_id})
         store.write_now(learning.abandon_update, update_id, f"{type(error).__name__}: {error}")
         give_up_repeated_failures(store)
         return None
@@ -158,9 +162,8 @@ def give_up_repeated_failures(store: Store) -> None:
 
 def main() -> None:
     options, parent_pid = json.loads(sys.argv[1]), int(sys.argv[2])
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s trainer %(levelname)s %(message)s")
-    logging.getLogger("alembic").setLevel(logging.WARNING)
     config = configuration.Config.model_validate(options)
+    logs.configure(config.log, process="trainer")
     os.nice(_NICENESS)
     import torch
 

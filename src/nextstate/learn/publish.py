@@ -45,10 +45,10 @@ async def publish_loop(store: Store, engine: LocalEngine, data: Path, gate: Gate
         if result.passed:
             engine.serve_version(row.version)
             await store.write(learning.promote, row.version, {**result.measured, "why": result.why})
-            log.info("version %d serves; %s", row.version, dict(result.measured))
+            log.info("version %d serves; %s", row.version, dict(result.measured), extra={"version": row.version})
         else:
             await store.write(learning.reject, row.version, result.why, result.measured)
-            log.warning("version %d was rejected: %s", row.version, result.why)
+            log.warning("version %d was rejected: %s", row.version, result.why, extra={"version": row.version})
 
 
 async def serve_newest(store: Store, engine: LocalEngine, data: Path) -> int:

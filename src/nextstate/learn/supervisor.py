@@ -25,7 +25,7 @@ async def keep_trainer_running(store: Store, config: Config) -> None:
     crash    the trainer notices that its server is gone and ends too
     """
     # Keys stay here: the trainer needs no part of the configuration that has one.
-    options = config.model_dump_json(include={"model", "data", "engine", "learn", "gate"})
+    options = config.model_dump_json(include={"model", "data", "log", "engine", "learn", "gate"})
     pause = _FIRST_PAUSE_S
     loop = asyncio.get_running_loop()
     while True:

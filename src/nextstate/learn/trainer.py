@@ -1,10 +1,8 @@
 """One update: samples in, new adapter weights out.
 
-For every micro-batch of turns, through the same packed forward pass that the engine decodes with:
-
-    base      prompt + reply, adapter off            -> log-probs to stay near          no gradient
-    teacher   prompt with the hint + reply           -> log-probs to move towards       no gradient
-    student   prompt + reply                         -> log-probs, and the loss         gradient
+The update's turns are cut into micro-batches of turns that share as much as can be (`tree.grouped`). Each is read by
+student, base and teacher (`passes`), through the same attention that the engine decodes with, and gives its part of the
+loss: a sum of named terms, each over its own tokens.
 
 The teacher is the policy as it stood when the update began, a moving average of it, or the base. All three are scored
 on the sampled token ids, at the temperature they were sampled with. It reads one hinted prompt of a turn, or each in
@@ -15,9 +13,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -27,10 +25,9 @@ from torch import Tensor
 from nextstate.config import LearnConfig
 from nextstate.engines.adapters import lora_config
 from nextstate.engines.model import LoadedModel
-from nextstate.engines.packed import forward_packed
+from nextstate.engines.packed import RowKeys, forward_packed
 from nextstate.learn.baseline import advantages, updated
-from nextstate.learn.batches import Row, make_row, mean_log_ratio, micro_batches, token_weights
-from nextstate.learn.hints import best_by_token, best_for_reply, overlap, shared
+from nextstate.learn.batches import Row, make_row, mean_log_ratio, token_weights
 from nextstate.learn.objectives.anchor import anchor_kl
 from nextstate.learn.objectives.distillation import (
     sampled_distillation,
@@ -38,38 +35,23 @@ from nextstate.learn.objectives.distillation import (
     topk_distillation,
 )
 from nextstate.learn.objectives.policy_gradient import importance_weights, policy_gradient
+from nextstate.learn.passes import MicroBatch, Taught, Teaching
+from nextstate.learn.scoring import Scorer, score_replies
+from nextstate.learn.tree import grouped
 from nextstate.store.learning import Sample
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Scored:
     """What a row's first pass found; later optimiser steps of the same update are measured against it."""
 
     old_N: Tensor
     base_N: Tensor
-    top_NK: Tensor
-    """Ids of the K tokens that the teacher corrects."""
+    taught: Taught
     old_top_NK: Tensor
-    teacher_N: Tensor
-    teacher_top_NK: Tensor
-    """NaN without a teacher, and where a token is outside the subset."""
-    hint_N: Tensor
-    """Which of the row's hinted prompts the teacher read for each token; without a teacher, 0."""
+    """Log-probs of the tokens that the teacher corrects."""
     log_ratio: float
     """Mean nats a live token that the weights of the update's beginning give more than the sampler's gave."""
-
-
-@dataclass(slots=True)
-class _Reading:
-    """What the teacher makes of a row's reply after one hinted prompt: all that is kept of [N, V]."""
-
-    sampled_N: Tensor
-    """Log-probs of the sampled tokens."""
-    top_NK: Tensor
-    """Ids of its K most likely tokens."""
-    top_logprobs_NK: Tensor
-    student_top_logprobs_NK: Tensor
-    """Log-probs of the student's K most likely tokens."""
 
 
 @dataclass(slots=True)
@@ -92,6 +74,8 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(
             self.parameters, lr=config.learning_rate, betas=(0.9, 0.98), weight_decay=0.0
         )
+        self.scorer = Scorer(self.model)
+        self._teaching = Teaching(scorer=self.scorer, config=config, base=self._base, average=self._averaged)
         self.baselines: dict[str, float] = {}
         self.average: dict[str, Tensor] | None = None
         """The moving average of `parameters`, by name and in their order; None unless the teacher is one."""
@@ -128,7 +112,8 @@ class Trainer:
         rewards = [(sample.user, sample.reward) for sample in samples]
         rows = [
             make_row(
-                sample,
+                # Without a teacher in the loss, no hint is read.
+                sample if self.config.objective != "binary" else replace(sample, hints=()),
                 advantage,
                 self.loaded.tokenizer,
                 oldest_version=oldest_version,
@@ -155,7 +140,7 @@ class Trainer:
             "turns_off_policy": len(off_policy),
             "off_policy": {str(samples[i].turn.turn_id): ratio for i, ratio in off_policy.items()},
             "hints_read": {
-                str(sample.turn.turn_id): sorted({row.hint_numbers[n] for n in scored[i].hint_N.tolist()})
+                str(sample.turn.turn_id): sorted({row.hint_numbers[n] for n in scored[i].taught.hint_N.tolist()})
                 for i, (sample, row) in enumerate(zip(samples, rows, strict=True))
                 if row.hinted_prompts
             },
@@ -196,7 +181,7 @@ class Trainer:
         per_turn = token_weights(rows, with_teacher=False)
         per_taught = token_weights(rows, with_teacher=True)
         self.optimizer.zero_grad(set_to_none=True)
-        for group in micro_batches(rows, max_tokens=self.config.micro_batch_tokens):
+        for group in grouped([row.sequence for row in rows], max_rows=self.config.micro_batch_tokens):
             loss = self._loss(rows, group, scored, per_turn, per_taught, totals)
             if not torch.isfinite(loss):
                 raise FloatingPointError(f"the loss became {float(loss)}; the update was given up")
@@ -220,161 +205,84 @@ class Trainer:
     ) -> Tensor:
         """The part of the update's loss that a micro-batch brings; the parts add up."""
         config = self.config
-        logprobs_NV = self._reply_logprobs([rows[i] for i in group], totals)
-        new = [i for i in group if i not in scored]
-        if new:
-            self._score_first(rows, group, logprobs_NV.detach(), scored, totals)
-        device = logprobs_NV.device
-        ids_N = torch.tensor([t for i in group for t in rows[i].reply_ids], device=device)
+        batch = MicroBatch([rows[i] for i in group], self.parameters[0])
+        first = group[0] not in scored
+        keys = RowKeys()
+        hidden_NH = self.scorer.hidden(batch.tree, remember=keys)
+        totals.tokens += len(batch.tree)
+        hidden_PH = hidden_NH[batch.places]
+        if first:
+            base_P, taught, tokens = self._teaching.read(batch, hidden_NH.detach(), keys)
+            totals.tokens += tokens
+        else:
+            base_P, taught = torch.cat([scored[i].base_N for i in group]), [scored[i].taught for i in group]
+        top_PK = torch.cat([t.top_NK for t in taught])
+        ids_PM = torch.cat([batch.ids_P[:, None], top_PK], 1)
+        logprobs_PM = self.scorer.score(hidden_PH, ids_PM, batch.temperature_P).logprobs_PM
+        if first:
+            parts = zip(group, batch.split(logprobs_PM.detach()), batch.split(base_P), taught, strict=True)
+            for i, old_NM, base_N, of_teacher in parts:
+                ratio = mean_log_ratio(old_NM[:, 0].tolist(), rows[i].sampled_logprobs, rows[i].live)
+                scored[i] = _Scored(old_NM[:, 0], base_N, of_teacher, old_NM[:, 1:], ratio)
         seen = [scored[i] for i in group]
-        old_N = torch.cat([s.old_N for s in seen])
-        live = [ok and not self._off_policy(scored[i]) for i in group for ok in rows[i].live]
-        live_N = torch.tensor(live, device=device, dtype=torch.float32)
-        sampled_N = torch.tensor([lp for i in group for lp in rows[i].sampled_logprobs], device=device)
-        importance_N = importance_weights(old_N, sampled_N, cap=config.importance_cap)
-        turn_N = self._spread(rows, group, per_turn, device) * live_N
-        taught_N = self._spread(rows, group, per_taught, device) * live_N
-        advantages_N = self._spread(rows, group, [row.advantage for row in rows], device)
-        logprobs_N = logprobs_NV.gather(1, ids_N[:, None])[:, 0]
+        logprobs_P, student_PK = logprobs_PM[:, 0], logprobs_PM[:, 1:]
+        old_P = torch.cat([s.old_N for s in seen])
+        live = [float(ok and not self._off_policy(scored[i])) for i in group for ok in rows[i].live]
+        live_P = batch.numbers(live)
+        sampled_P = batch.numbers([lp for row in batch.rows for lp in row.sampled_logprobs])
+        importance_P = importance_weights(old_P, sampled_P, cap=config.importance_cap)
+        turn_P = batch.spread([per_turn[i] for i in group]) * live_P
+        taught_P = batch.spread([per_taught[i] for i in group]) * live_P
+        advantages_P = batch.spread([row.advantage for row in batch.rows])
         clip = {"clip_low": config.clip_low, "clip_high": config.clip_high}
 
         terms: dict[str, tuple[float, Tensor]] = {}
         if config.objective in ("binary", "hybrid"):
-            term = policy_gradient(logprobs_N, old_N, advantages_N, turn_N * importance_N, **clip)
+            term = policy_gradient(logprobs_P, old_P, advantages_P, turn_P * importance_P, **clip)
             terms["policy_gradient"] = config.reward_weight, term
         if config.objective in ("distillation", "hybrid"):
-            weights_N = taught_N * importance_N
+            weights_P = taught_P * importance_P
+            teacher_PK = torch.cat([t.top_logprobs_NK for t in taught])
             if config.distillation == "sampled":
-                teacher_N = torch.cat([s.teacher_N for s in seen])
-                term = sampled_distillation(logprobs_N, old_N, teacher_N, weights_N, gap_clip=config.gap_clip, **clip)
+                teacher_P = torch.cat([t.logprobs_N for t in taught])
+                term = sampled_distillation(logprobs_P, old_P, teacher_P, weights_P, gap_clip=config.gap_clip, **clip)
+            elif config.distillation == "topk":
+                term = topk_distillation(
+                    student_PK, teacher_PK, weights_P, divergence=config.divergence, alpha=config.jsd_alpha
+                )
             else:
-                student_NK = logprobs_NV.gather(1, torch.cat([s.top_NK for s in seen]))
-                teacher_NK = torch.cat([s.teacher_top_NK for s in seen])
-                if config.distillation == "topk":
-                    term = topk_distillation(
-                        student_NK, teacher_NK, weights_N, divergence=config.divergence, alpha=config.jsd_alpha
-                    )
-                else:
-                    old_NK = torch.cat([s.old_top_NK for s in seen])
-                    term = subset_distillation(
-                        student_NK, old_NK, teacher_NK, weights_N, gap_clip=config.gap_clip, **clip
-                    )
+                old_PK = torch.cat([s.old_top_NK for s in seen])
+                term = subset_distillation(student_PK, old_PK, teacher_PK, weights_P, gap_clip=config.gap_clip, **clip)
             terms["distillation"] = config.teacher_weight, term
-        base_N = torch.cat([s.base_N for s in seen])
-        terms["anchor_kl"] = config.kl_weight, anchor_kl(logprobs_N, base_N, turn_N)
+        terms["anchor_kl"] = config.kl_weight, anchor_kl(logprobs_P, base_P, turn_P)
         for name, (_, term) in terms.items():
             totals.add(name, term)
-        totals.add("mean_log_ratio_to_base", ((old_N - base_N) * turn_N).sum())
-        totals.add("importance", (importance_N * turn_N).sum())
+        totals.add("mean_log_ratio_to_base", ((old_P - base_P) * turn_P).sum())
+        totals.add("importance", (importance_P * turn_P).sum())
         return torch.stack([weight * term for weight, term in terms.values()]).sum()
-
-    def _score_first(
-        self, rows: Sequence[Row], group: Sequence[int], old_NV: Tensor, scored: dict[int, _Scored], totals: _Totals
-    ) -> None:
-        """Base and teacher on these rows, and the student as it stands at the update's beginning."""
-        config = self.config
-        with torch.no_grad():
-            base_NV = self._reply_logprobs([rows[i] for i in group], totals, base=True)
-            tokens = [len(rows[i].reply_ids) for i in group]
-            olds, bases = dict(zip(group, torch.split(old_NV, tokens), strict=True)), torch.split(base_NV, tokens)
-            tops = {i: old.topk(config.top_k, dim=-1).indices for i, old in olds.items()}
-            readings = self._read_hints(rows, group, tops, totals)
-            for i, base in zip(group, bases, strict=True):
-                old, top_NK = olds[i], tops[i]
-                ids_N1 = torch.tensor(rows[i].reply_ids, device=old.device)[:, None]
-                hint_N = torch.zeros(len(old), dtype=torch.long, device=old.device)
-                teacher_N = torch.full_like(old[:, 0], torch.nan)
-                teacher_top_NK = torch.full_like(top_NK, torch.nan, dtype=old.dtype)
-                if readings[i]:
-                    hint_N = self._choose_hint(rows[i], top_NK, readings[i])
-                    reading = _chosen(hint_N, readings[i])
-                    teacher_N, teacher_top_NK = reading.sampled_N, reading.student_top_logprobs_NK
-                    if config.distillation == "topk" or config.subset == "teacher":
-                        top_NK, teacher_top_NK = reading.top_NK, reading.top_logprobs_NK
-                    elif config.subset == "intersection":
-                        teacher_top_NK = teacher_top_NK.masked_fill(~shared(top_NK, reading.top_NK), torch.nan)
-                old_N = old.gather(1, ids_N1)[:, 0]
-                scored[i] = _Scored(
-                    old_N=old_N,
-                    base_N=base.gather(1, ids_N1)[:, 0],
-                    top_NK=top_NK,
-                    old_top_NK=old.gather(1, top_NK),
-                    teacher_N=teacher_N,
-                    teacher_top_NK=teacher_top_NK,
-                    hint_N=hint_N,
-                    log_ratio=mean_log_ratio(old_N.tolist(), rows[i].sampled_logprobs, rows[i].live),
-                )
 
     def _off_policy(self, seen: _Scored) -> bool:
         return abs(seen.log_ratio) > self.config.max_log_ratio
 
-    def _read_hints(
-        self, rows: Sequence[Row], group: Sequence[int], student_tops: Mapping[int, Tensor], totals: _Totals
-    ) -> dict[int, list[_Reading]]:
-        """The teacher on every hinted prompt of every row; one pass for all first ones, one for all second ones, ..."""
-        readings: dict[int, list[_Reading]] = {i: [] for i in group}
-        for n in range(max(len(rows[i].hinted_prompts) for i in group)):
-            taught = [i for i in group if len(rows[i].hinted_prompts) > n]
-            by_base = self.config.teacher == "base"
-            with self._averaged():
-                teacher_NV = self._reply_logprobs([rows[i] for i in taught], totals, hint=n, base=by_base)
-            parts = torch.split(teacher_NV, [len(rows[i].reply_ids) for i in taught])
-            for i, teacher in zip(taught, parts, strict=True):
-                ids_N1 = torch.tensor(rows[i].reply_ids, device=teacher.device)[:, None]
-                top = teacher.topk(self.config.top_k, dim=-1)
-                readings[i].append(
-                    _Reading(
-                        sampled_N=teacher.gather(1, ids_N1)[:, 0],
-                        top_NK=top.indices,
-                        top_logprobs_NK=top.values,
-                        student_top_logprobs_NK=teacher.gather(1, student_tops[i]),
-                    )
-                )
-        return readings
-
-    def _choose_hint(self, row: Row, top_NK: Tensor, readings: Sequence[_Reading]) -> Tensor:
-        """[N] the number of a hinted prompt for every token of a row."""
-        overlaps_HN = torch.stack([overlap(top_NK, reading.top_NK) for reading in readings])
-        if self.config.hint_choice == "overlap_by_token":
-            return best_by_token(overlaps_HN)
-        live_N = torch.tensor(row.live, device=top_NK.device)
-        return torch.full_like(top_NK[:, 0], best_for_reply(overlaps_HN * live_N))
-
     def logits(self, sequences: Sequence[Sequence[int]], keep: Sequence[int], *, base: bool = False) -> Tensor:
         """[K, V] unscaled logits in float32 at chosen rows of packed sequences, with or without the adapter."""
-        with self.model.disable_adapter() if base else nullcontext():
+        with self._base() if base else nullcontext():
             return forward_packed(self.model, sequences, keep).float()
 
-    def _reply_logprobs(
-        self, rows: Sequence[Row], totals: _Totals, *, hint: int | None = None, base: bool = False
-    ) -> Tensor:
-        """[N, V] log-probs at the reply positions of all rows, each at its own temperature.
+    def logprobs(
+        self, sequences: Sequence[Sequence[int]], starts: Sequence[int], *, base: bool = False
+    ) -> list[list[float]]:
+        """Log-probs of ids[start:] of each sequence at temperature 1, with or without the adapter."""
+        found: list[list[float]] = [[]] * len(sequences)
+        with self._base() if base else nullcontext():
+            for group in grouped([ids[:-1] for ids in sequences], max_rows=self.config.micro_batch_tokens):
+                parts = score_replies(self.scorer, [sequences[i] for i in group], [starts[i] for i in group])
+                for i, part in zip(group, parts, strict=True):
+                    found[i] = part
+        return found
 
-        Args:
-            hint: after the hinted prompts of that number; None: after the prompts that were answered.
-        """
-        sequences: list[list[int]] = []
-        keep: list[int] = []
-        start = 0
-        for row in rows:
-            prompt = row.prompt_ids if hint is None else row.hinted_prompts[hint]
-            # The last reply token is predicted, never read.
-            sequences.append([*prompt, *row.reply_ids[:-1]])
-            keep.extend(range(start + len(prompt) - 1, start + len(sequences[-1])))
-            start += len(sequences[-1])
-        totals.tokens += start
-        logits_NV = self.logits(sequences, keep, base=base)
-        temperature_N1 = torch.tensor([[row.temperature] for row in rows for _ in row.reply_ids])
-        return (logits_NV / temperature_N1.to(logits_NV.device)).log_softmax(-1)
-
-    @staticmethod
-    def _spread(rows: Sequence[Row], group: Sequence[int], per_row: Sequence[float], device: torch.device) -> Tensor:
-        """One number a row becomes one number a reply token: [N]."""
-        return torch.tensor([per_row[i] for i in group for _ in rows[i].reply_ids], device=device)
-
-
-def _chosen(hint_N: Tensor, readings: Sequence[_Reading]) -> _Reading:
-    """For each token, what the teacher makes of it after the hint it was given."""
-    at_N = torch.arange(len(hint_N), device=hint_N.device)
-    parts = {f.name: torch.stack([getattr(reading, f.name) for reading in readings]) for f in fields(_Reading)}
-    return _Reading(**{name: part[hint_N, at_N] for name, part in parts.items()})
+    @contextmanager
+    def _base(self) -> Iterator[None]:
+        """Within, forward passes compute with the base weights."""
+        with self.model.disable_adapter():
+            yield

@@ -24,7 +24,7 @@ from nextstate.engines.builtin import cache_dir
 from nextstate.engines.local import LocalEngine
 from nextstate.engines.model import LoadedModel, load, resolve
 from nextstate.judge.judge import EvidenceFirst
-from nextstate.judge.loop import judge_loop
+from nextstate.judge.loop import feedback_loop, judge_loop
 from nextstate.judge.sampled import SampledJudge
 from nextstate.judge.scored import ScoredJudge
 from nextstate.learn.publish import publish_loop, serve_newest
@@ -94,6 +94,9 @@ async def _run(
                 ),
                 keep_trainer_running(store, config),
             ]
+            voter = judge.inner
+            if isinstance(voter, ScoredJudge):
+                loops.append(keep_going(store, "feedback", lambda: feedback_loop(store, voter)))
             if config.watch.enabled:
                 loops.append(keep_going(store, "watch", lambda: watch_loop(store, config.watch)))
         host, port = listener.getsockname()[:2]

@@ -239,7 +239,7 @@ class Answer:
         except Exception as error:
             # A fault that is not the engine's is a bug of ours: its turn gets a row all the same.
             if not isinstance(error, EngineFault):
-                log.exception("turn %d failed", self.turn_id)
+                log.exception("turn %d failed", self.turn_id, extra={"turn_id": self.turn_id})
             detail = str(error) if isinstance(error, EngineFault) else f"The server failed: {error!r}."
             try:
                 # Before the client hears of it: it may ask again at once, and that is then a retry.

@@ -16,7 +16,17 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from nextstate import __version__
 from nextstate.chat.formats import detect_format
 from nextstate.config import Config
-from nextstate.serve import chat_completions, completions, feedback, generate, messages, models, responses
+from nextstate.serve import (
+    chat_completions,
+    completions,
+    feedback,
+    generate,
+    looking,
+    messages,
+    models,
+    page,
+    responses,
+)
 from nextstate.serve.auth import Admit
 from nextstate.serve.errors import handle_errors
 from nextstate.serve.limits import RequireJson, TakeBody
@@ -27,7 +37,8 @@ from nextstate.store.store import Store
 ROUTES = frozenset(
     {
         "/v1/chat/completions", "/v1/completions", "/v1/generate", "/v1/messages", "/v1/messages/count_tokens",
-        "/v1/responses", "/v1/models", "/v1/feedback", "/healthz", "/readyz", "/metrics",
+        "/v1/responses", "/v1/models", "/v1/feedback", "/healthz", "/readyz", "/metrics", "/",
+        "/api/me", "/api/sessions", "/api/search", "/api/learning",
     }
 )  # fmt: skip
 
@@ -82,8 +93,10 @@ def create_app(
         responses.router,
         models.router,
         feedback.router,
+        looking.router,
     ):
         app.include_router(router(services))
+    app.include_router(page.router())
 
     @app.get("/healthz")
     async def healthz() -> dict[str, str]:

@@ -9,6 +9,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from nextstate.learn.watch import comparisons
+from nextstate.store.pulse import pulse
 from nextstate.store.status import status
 from nextstate.store.store import Store
 from nextstate.types import TurnState
@@ -83,11 +85,48 @@ class _FromStore(Collector):
         for state, count in now.updates.items():
             updates.add_metric([state], count)
         yield updates
+        yield from self._loops()
         yield GaugeMetricFamily("nextstate_sessions", "Sessions known", value=now.sessions)
         yield GaugeMetricFamily("nextstate_policy_version", "Version that serves", value=now.version)
         running, waiting = self._engine_load()
         yield GaugeMetricFamily("nextstate_engine_running", "Sequences in the engine", value=running)
         yield GaugeMetricFamily("nextstate_engine_waiting", "Sequences that wait for the engine", value=waiting)
+
+    def _loops(self) -> Iterable[Metric]:
+        """Whether the loops live, and what came of their work last."""
+        now = self._store.read_now(pulse)
+        waited = GaugeMetricFamily(
+            "nextstate_oldest_waiting_seconds", "Age of the oldest turn that waits", labels=["reason"]
+        )
+        for reason, age_s in now.waited_s.items():
+            waited.add_metric([reason], age_s)
+        yield waited
+        yield GaugeMetricFamily(
+            "nextstate_turns_since_verdict", "Turns newer than any with a verdict", value=now.turns_since_verdict
+        )
+        for name, what, at in (
+            ("nextstate_last_verdict_timestamp_seconds", "When the newest verdict was given", now.verdict_at),
+            ("nextstate_last_update_timestamp_seconds", "When the newest update was done", now.trained_at),
+        ):
+            if at is not None:
+                yield GaugeMetricFamily(name, what, value=at)
+        events = CounterMetricFamily("nextstate_events", "Events written down, by kind", labels=["kind"])
+        for kind, count in now.events.items():
+            events.add_metric([kind], count)
+        yield events
+        for name, what, numbers in (
+            ("nextstate_last_update", "What the newest update measured", now.last_update),
+            ("nextstate_last_gate", "What the gate measured of the newest version", now.last_gate),
+        ):
+            measured = GaugeMetricFamily(name, what, labels=["measure"])
+            for measure, value in numbers.items():
+                measured.add_metric([measure], value)
+            yield measured
+        watched = self._store.read_now(comparisons)
+        evidence = max((one.e_value for one in watched), default=1.0)
+        yield GaugeMetricFamily(
+            "nextstate_watch_e_value", "Most evidence against a version that serves; 1 is none", value=evidence
+        )
 
 
 class CountRequests:

@@ -7,6 +7,7 @@ two stands one atomic rename on disk, so that after a crash the folder's presenc
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -80,12 +81,14 @@ def held_out_turns(db: Connection, *, limit: int, max_tokens: int) -> list[tuple
     return [(load_turn(db, row.turn_id), int(row.reward)) for row in rows]
 
 
-def start_update(db: Connection, *, limit: int, session_limit: int | None = None) -> int:
+def start_update(db: Connection, *, limit: int, session_limit: int | None = None, key_limit: int | None = None) -> int:
     """Take up to `limit` waiting samples, oldest first, into a new update on the serving version. Returns its id.
 
     Args:
         session_limit: most of them that may be of one session; its others wait. One that goes round in circles would
             fill a batch otherwise (W8). None: no such limit.
+        key_limit: most of them that may be of one key's user, however many sessions it opens, where those of others
+            wait too. None: no such limit.
     """
     parent = serving_version(db)
     highest = db.execute(select(func.max(policy_versions.c.version))).scalar_one()
@@ -93,19 +96,39 @@ def start_update(db: Connection, *, limit: int, session_limit: int | None = None
     values = {"parent_version": parent, "version": max(highest, used) + 1, "state": "running"}
     made = insert(updates).values(started_at=time.time(), **values).returning(updates.c.update_id)
     update_id = int(db.execute(made).scalar_one())
-    nth = func.row_number().over(partition_by=turns.c.session_id, order_by=turns.c.turn_id).label("nth")
-    waiting = select(turns.c.turn_id, nth).where(turns.c.state == TurnState.JUDGED).subquery()
-    ready = select(waiting.c.turn_id).order_by(waiting.c.turn_id).limit(limit)
-    if session_limit is not None:
-        ready = ready.where(waiting.c.nth <= session_limit)
-    take = update(turns).where(turns.c.turn_id.in_(ready.scalar_subquery()))
+    chosen = _shared_out(db, limit=limit, session_limit=session_limit, key_limit=key_limit)
+    take = update(turns).where(turns.c.turn_id.in_(chosen))
     db.execute(take.values(state=TurnState.TRAINING, update_id=update_id))
     return update_id
 
 
+def _shared_out(db: Connection, *, limit: int, session_limit: int | None, key_limit: int | None) -> list[int]:
+    columns = turns.c.turn_id, turns.c.session_id, turns.c.user
+    waiting = db.execute(select(*columns).where(turns.c.state == TurnState.JUDGED).order_by(turns.c.turn_id)).all()
+    if len({_key_user(row.user) for row in waiting}) == 1:
+        key_limit = None
+    chosen: list[int] = []
+    of_session, of_key = Counter[int](), Counter[str]()
+    for row in waiting:
+        key = _key_user(row.user)
+        full = (session_limit is not None and of_session[row.session_id] >= session_limit) or (
+            key_limit is not None and of_key[key] >= key_limit
+        )
+        if not full and len(chosen) < limit:
+            chosen.append(row.turn_id)
+            of_session[row.session_id] += 1
+            of_key[key] += 1
+    return chosen
+
+
+def _key_user(owner: str) -> str:
+    """Whose key asked, of an owner that may have the request's own user behind a slash; see `serve.auth.owner`."""
+    return owner.partition("/")[0]
+
+
 def load_update(db: Connection, update_id: int) -> RunningUpdate:
     """A running update with its samples, in turn order."""
-    row = db.execute(select(updates).where(updates.c.update_id == update_id)).one()
+    row = update_row(db, update_id)
     query = (
         select(turns.c.turn_id, turns.c.user, turns.c.dialect, turns.c.tool_set, samples.c.reward, samples.c.verdict_id)
         .join(samples)
@@ -183,6 +206,10 @@ def abandon_update(db: Connection, update_id: int, error: str, *, state: str = "
     back = update(turns).where(turns.c.update_id == update_id, turns.c.state == TurnState.TRAINING)
     db.execute(back.values(state=TurnState.JUDGED, update_id=None))
     note(db, f"update_{state}", update_id=update_id, error=error)
+
+
+def update_row(db: Connection, update_id: int) -> AnyRow:
+    return db.execute(select(updates).where(updates.c.update_id == update_id)).one()
 
 
 def running_updates(db: Connection) -> list[AnyRow]:
@@ -351,12 +378,12 @@ def _leave_out_trained(db: Connection, update_id: int, detail: str) -> None:
     leave_out(db, list(db.execute(trained).scalars()), SkipReason.VERSION_REJECTED, detail)
 
 
-def list_versions(db: Connection) -> list[AnyRow]:
-    """All versions with the updates that made them, oldest first."""
+def list_versions(db: Connection, *, newest: int | None = None) -> list[AnyRow]:
+    """All versions, or so many of the newest, with the updates that made them, oldest first."""
     query = select(policy_versions, updates.c.metrics, updates.c.started_at, updates.c.finished_at).outerjoin(
         updates, policy_versions.c.update_id == updates.c.update_id
     )
-    return list(db.execute(query.order_by(policy_versions.c.version)))
+    return list(db.execute(query.order_by(policy_versions.c.version.desc()).limit(newest)))[::-1]
 
 
 def give_up_failing(db: Connection, *, tries: int) -> int:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import Connection, func, or_, select
+from sqlalchemy import Column, Connection, Select, func, or_, select
 
 from nextstate.store.judging import judge_against_feedback, judge_left_alone
 from nextstate.store.learning import serving_version
@@ -59,12 +60,19 @@ class Status:
         return self.trained + sum(self.waiting.values()) + sum(self.left_out.values()) == self.turns
 
 
-def status(db: Connection) -> Status:
+def status(db: Connection, *, since: float | None = None) -> Status:
+    """Args:
+    since: count only what began then or later, seconds since the epoch; None: everything.
+    """
+
+    def counted(query: Select[Any], began: Column[Any]) -> Select[Any]:
+        return query if since is None else query.where(began >= since)
+
     waiting: dict[str, int] = {}
     left_out: dict[str, int] = {}
     trained = 0
     states = select(turns.c.state, turns.c.reason, func.count()).group_by(turns.c.state, turns.c.reason)
-    for state, reason, count in db.execute(states):
+    for state, reason, count in db.execute(counted(states, turns.c.created_at)):
         if state == TurnState.TRAINED:
             trained = count
         elif state == TurnState.LEFT_OUT:
@@ -72,19 +80,22 @@ def status(db: Connection) -> Status:
         else:
             waiting[WAITS[state]] = count
     names = {1: "good", 0: "neutral", -1: "bad", None: "abstained"}
-    values = db.execute(select(verdicts.c.value, func.count()).group_by(verdicts.c.value))
-    by_state = db.execute(select(updates.c.state, func.count()).group_by(updates.c.state))
+    values = select(verdicts.c.value, func.count()).group_by(verdicts.c.value)
+    by_state = select(updates.c.state, func.count()).group_by(updates.c.state)
     taken_back = select(policy_versions.c.version).where(policy_versions.c.state == VersionState.ROLLED_BACK)
+    taken_back = counted(taken_back, policy_versions.c.created_at).order_by(policy_versions.c.version)
+    all_turns = select(func.count()).select_from(turns)
+    all_sessions = select(func.count()).select_from(sessions)
     return Status(
         version=serving_version(db),
-        sessions=db.execute(select(func.count()).select_from(sessions)).scalar_one(),
-        turns=db.execute(select(func.count()).select_from(turns)).scalar_one(),
+        sessions=db.execute(counted(all_sessions, sessions.c.last_at)).scalar_one(),
+        turns=db.execute(counted(all_turns, turns.c.created_at)).scalar_one(),
         trained=trained,
         waiting=waiting,
         left_out=left_out,
-        verdicts={names[value]: count for value, count in values},
-        updates={str(row.state): int(row[1]) for row in by_state},
-        rolled_back=tuple(db.execute(taken_back.order_by(policy_versions.c.version)).scalars()),
+        verdicts={names[value]: count for value, count in db.execute(counted(values, verdicts.c.created_at))},
+        updates=dict(db.execute(counted(by_state, updates.c.started_at)).all()),
+        rolled_back=tuple(db.execute(taken_back).scalars()),
         judge_left_alone_since=judge_left_alone(db),
         judge_against_feedback=judge_against_feedback(db),
     )
