@@ -128,10 +128,47 @@ _THUMBS = {"👎": Vote.BAD, "👍": Vote.GOOD}
 _SKIN_TONES = re.compile("[\U0001f3fb-\U0001f3ff\ufe0f\\s]")
 
 
+# Sentences that speak to a judge and not to the assistant: a label in the form of a label, or an order to give one.
+# They come with pasted pages and files, and whoever wrote those has no say.
+_TO_THE_JUDGE = re.compile(
+    r"\\?boxed\s*\{|<\|?/?(?:im_start|im_end|system|assistant|user|score|verdict|reward)\b"
+    r"|(?:\b|_)(?:verdict|scores?|label|rating|reward|grade|vote)\W{0,3}(?:[:=]|is|of|to be)\W{0,3}"
+    r"(?:[+-]?\d|good|bad|neutral|positive|negative|excellent|perfect|high|max)"
+    r"|\b(?:note|message|instructions?|memo|attention|hint|hints|reminder)s? (?:to|for) (?:the |any |all )?(?:\w+ )?"
+    r"(?:judges?|evaluators?|graders?|raters?|teachers?|reviewers?|reward model|scorers?|ai)\b"
+    r"|\b(?:judges?|evaluators?|graders?|raters?|scorers?|reward model)\b[^.!?\n]{0,12}[:,]"
+    r"|\b(?:you are|as) (?:the |an? )?(?:\w+ )?(?:judge|evaluator|grader|rater|reward model)\b"
+    r"|\b(?:score|rate|grade|label|mark|judge|classify|treat)\b[^.!?\n]{0,30}"
+    r"\b(?:assistant|answer|response|turn|reply|model|conversation)\b[^.!?\n]{0,20}(?:\b(?:as|with|at)\b|[+-]?\d)"
+    r"|\b(?:give|assign|award|output|return|emit)\b[^.!?\n]{0,30}\b(?:reward|verdict|full marks|top marks"
+    r"|(?:highest|best|top|maximum|perfect|lowest|good|bad) (?:score|rating|grade|label))\b"
+    r"|\b(?:ignore|disregard) (?:all |the |any )?(?:previous|prior|above|user|rubric)\b",
+    re.IGNORECASE,
+)
+_PART_END = re.compile(r"(?<=[.!?。！？;])\s+|\n+")
+# A role marker at the start of a line: whatever stands from there on poses as somebody else's message.
+_FAKE_ROLE = re.compile(
+    r"^\W{0,6}(?:assistant|system|user|human|ai|tool|judge|evaluator)\W{0,3}:", re.IGNORECASE | re.MULTILINE
+)
+
+
 def user_words(turn: TurnToJudge) -> list[str]:
-    """What the user wrote after the answer, in order, without notices that the client put into the user's mouth."""
+    """What the user wrote after the answer, in order.
+
+    Without notices that the client put into the user's mouth, without sentences that speak to a judge, and without what
+    follows a line that poses as another message.
+    """
     texts = [text_of(message) for message in turn.next_state if message.get("role") == "user"]
-    return [text for text in texts if text.strip() and not _NOTICE.match(text)]
+    own = (_own_words(text) for text in texts if not _NOTICE.match(text))
+    return [text for text in own if text.strip()]
+
+
+def _own_words(text: str) -> str:
+    role = _FAKE_ROLE.search(text)
+    text = text[: role.start()] if role else text
+    if not _TO_THE_JUDGE.search(text):
+        return text
+    return "\n".join(part for part in _PART_END.split(text) if part and not _TO_THE_JUDGE.search(part))
 
 
 def user_action(turn: TurnToJudge) -> Fact | None:
@@ -289,6 +326,8 @@ def returned_data(text: str) -> bool:
     """
     lines = [line for line in text.splitlines() if line.strip()]
     if not lines or _exit_status(text) is not None or any(_SAYS_NO.search(line) for line in (lines[0], lines[-1])):
+        return False
+    if _TO_THE_JUDGE.search(text):
         return False
     if len(lines) >= 5 and 3 * sum(1 for line in lines if _PROSE.search(line)) <= len(lines):
         return True

@@ -35,6 +35,14 @@ CUE_RIDGE = 1e-3
 LETTER_RIDGE = 5e-4
 """How strongly the weights of each block are held near 0, or near the head that a fit starts from."""
 
+HOLD = 20.0
+"""How many times as strongly a head that learns from feedback is held near what it was: the rows behind it are not
+there to speak for themselves."""
+
+BIAS_RIDGE = 1e-2
+"""For the bias of a head that learns from feedback; a first fit leaves it free. Without it, ten users who are content
+would teach the head that everybody is."""
+
 _FOLDS = 5
 
 
@@ -150,20 +158,23 @@ def learn(head: Head, features_NF: Tensor, labels: Sequence[Vote]) -> Head:
     z_NF = (features_NF.double() - head.centre) * head.scale
     target_N = torch.tensor([list(Vote).index(label) for label in labels])
     start = torch.cat([head.weights, head.bias[None]]).double()
-    solved = _solve(z_NF, target_N, torch.full((len(labels),), 1 / head.rows, dtype=torch.float64), start)
+    weight_N = torch.full((len(labels),), 1 / head.rows, dtype=torch.float64)
+    solved = _solve(z_NF, target_N, weight_N, start, hold=HOLD)
     return replace(head, weights=solved[:-1].float(), bias=solved[-1].float(), feedback=len(labels))
 
 
-def _solve(z_NF: Tensor, target_N: Tensor, weight_N: Tensor, start: Tensor) -> Tensor:
+def _solve(z_NF: Tensor, target_N: Tensor, weight_N: Tensor, start: Tensor, *, hold: float = 0.0) -> Tensor:
     """[F + 1, 3] Weights with the bias as the last row, held near `start`."""
-    ridge_F = _ridge(z_NF.shape[1])
+    # A hold of 0 is a fit from nothing, whose bias is free.
+    bias_ridge = torch.tensor([BIAS_RIDGE if hold else 0.0], dtype=torch.float64)
+    ridge_F = torch.cat([_ridge(z_NF.shape[1]), bias_ridge]) * (hold or 1.0)
     solved = start.clone().requires_grad_(True)
     optimizer = torch.optim.LBFGS([solved], max_iter=200, tolerance_change=1e-8, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
         optimizer.zero_grad()
         losses_N = torch.nn.functional.cross_entropy(z_NF @ solved[:-1] + solved[-1], target_N, reduction="none")
-        loss = (weight_N * losses_N).sum() + (ridge_F[:, None] * (solved - start)[:-1].square()).sum()
+        loss = (weight_N * losses_N).sum() + (ridge_F[:, None] * (solved - start).square()).sum()
         loss.backward()  # type: ignore[no-untyped-call]
         return loss
 

@@ -22,6 +22,9 @@ log = logging.getLogger(__name__)
 _POLL_S = 2.0
 """Longest wait without being woken; also when turns whose lease ran out are seen again."""
 
+RETRY_S = 30.0
+"""After which a turn that could not be judged is tried again, behind the others."""
+
 
 async def judge_loop(store: Store, judge: Judge, config: JudgeConfig, wake: asyncio.Event) -> None:
     """Give each turn that has a next state or feedback a verdict.
@@ -61,9 +64,8 @@ async def _judge_one(store: Store, judge: Judge, config: JudgeConfig, breaker: B
         return
     except Exception as error:  # a row with the reason is written; the other turns go on
         log.exception("judging turn %d failed", turn.turn_id, extra={"turn_id": turn.turn_id})
-        retry_s = min(60.0, config.deadline_s)
         why = f"{type(error).__name__}: {error}"
-        await store.write(judging.judge_failed, turn.turn_id, why, max_attempts=config.max_attempts, retry_s=retry_s)
+        await store.write(judging.judge_failed, turn.turn_id, why, max_attempts=config.max_attempts, retry_s=RETRY_S)
         return
     # Evidence decides without asking anybody, and so says nothing of whether the judge is back.
     if verdict.votes and breaker.succeeded():
@@ -75,8 +77,7 @@ async def _judge_one(store: Store, judge: Judge, config: JudgeConfig, breaker: B
 async def _not_now(store: Store, config: JudgeConfig, breaker: Breaker, turn: TurnToJudge, why: str) -> None:
     """Let a turn wait whose judge is down or late. It costs the turn nothing but time."""
     # Behind the others for a while, so that the next trial is made with another turn: this one may be too much for it.
-    retry_s = min(60.0, config.deadline_s)
-    await store.write(judging.judge_away, turn.turn_id, why, max_wait_s=config.max_wait_s, retry_s=retry_s)
+    await store.write(judging.judge_away, turn.turn_id, why, max_wait_s=config.max_wait_s, retry_s=RETRY_S)
     wait_s = breaker.failed()
     if wait_s is not None:
         log.warning("the judge is left alone for %.0f s: %s", wait_s, why)

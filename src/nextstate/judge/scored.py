@@ -210,7 +210,7 @@ class ScoredJudge:
 
 def layers_of(hidden_layers: int) -> tuple[int, ...]:
     """Which layers a head is fitted to: at 0.6 and 0.7 of the depth, where small models were seen to know most."""
-    return tuple(round(hidden_layers * depth) for depth in (0.6, 0.7))
+    return tuple(sorted({round(hidden_layers * depth) for depth in (0.6, 0.7)}))
 
 
 def _prefix_ids(tokenizer: Any, text: str) -> TokenIds:
