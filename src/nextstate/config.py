@@ -7,6 +7,7 @@ Read once, at the edge, from weakest to strongest: defaults, a TOML file, NEXTST
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -86,6 +87,28 @@ class CollectConfig(_Section):
     """A session without requests for this long ends; its last turn stays without a verdict."""
 
 
+class StoreConfig(_Section):
+    max_age_days: PositiveFloat | None = None
+    """A session without requests for this long loses its texts and tokens; None: they are kept."""
+    max_gb: PositiveFloat | None = None
+    """Size of what is stored beyond which the sessions that have been quiet longest lose theirs; None: no limit."""
+    redact: tuple[Literal["keys", "emails", "cards"], ...] = ()
+    """What is taken out of texts before they are stored. A turn that held any of it is not trained: its tokens would be
+    what was taken out."""
+    redact_patterns: dict[str, str] = {}
+    """More of that: a name for each regular expression."""
+
+    @field_validator("redact_patterns")
+    @classmethod
+    def check_patterns(cls, patterns: dict[str, str]) -> dict[str, str]:
+        for name, pattern in patterns.items():
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"'{name}' is no regular expression: {error}") from error
+        return patterns
+
+
 class JudgeConfig(_Section):
     base_url: str | None = None
     """An OpenAI-compatible endpoint to ask for votes. Not set: the base weights in the local engine vote."""
@@ -128,6 +151,12 @@ class LearnConfig(_Section):
     """Turns that start an update."""
     max_wait_s: PositiveFloat = 60
     """A turn that has waited this long starts an update alone: one correction does not wait for a crowd."""
+    weights: Literal["lora", "full"] = "lora"
+    """What is trained: a LoRA adapter of rank, alpha and targets, or all weights, which takes four times their memory
+    more and about a tenth of the learning rate. A data folder belongs to one of them. See training.md."""
+    keep_versions: PositiveInt = 4
+    """With full weights: versions that served before and can be gone back to, newest first. The weights of older ones
+    are removed from disk."""
     rank: PositiveInt = 16
     """Of the adapter: how many directions of each weight matrix it can change."""
     alpha: PositiveInt = 32
@@ -190,6 +219,9 @@ class LearnConfig(_Section):
     """Longer turns are left out, so that an update fits in memory."""
     micro_batch_tokens: PositiveInt = 512
     """Tokens in one forward and backward pass."""
+    memory_gb: PositiveFloat | None = None
+    """What the trainer may take beside the base weights, in 10^9 bytes; not set: what is free when it starts. Passes
+    are made smaller and longer turns are left out so that it is enough; `nextstate learn plan` shows how."""
     threads: NonNegativeInt = 0
     """CPU threads of the trainer; 0: the cores that the engine leaves."""
     seed: int = 0
@@ -264,6 +296,7 @@ class Config(BaseSettings):
     serve: ServeConfig = ServeConfig()
     engine: EngineConfig = EngineConfig()
     collect: CollectConfig = CollectConfig()
+    store: StoreConfig = StoreConfig()
     judge: JudgeConfig = JudgeConfig()
     learn: LearnConfig = LearnConfig()
     gate: GateConfig = GateConfig()

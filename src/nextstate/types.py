@@ -325,14 +325,19 @@ class SkipReason(StrEnum):
     UPDATE_FAILED = "update_failed"
     VERSION_REJECTED = "version_rejected"
     HELD_OUT = "held_out"
+    REDACTED = "redacted"
+    FORGOTTEN = "forgotten"
+    EXPIRED = "expired"
 
 
 class VersionState(StrEnum):
     """A version is trained as a candidate, then serves or is rejected, and retires when the next one serves; or it is
-    rolled back by the watch, and never serves again."""
+    rolled back by the watch, and never serves again. Of one with full weights that retired long ago the weights are
+    removed: nobody can go back to it."""
 
     CANDIDATE = "candidate"
     SERVING = "serving"
     RETIRED = "retired"
     REJECTED = "rejected"
     ROLLED_BACK = "rolled_back"
+    REMOVED = "removed"

@@ -2,7 +2,16 @@ import pytest
 
 from nextstate.errors import ModelError
 from nextstate.judge import prompts
-from nextstate.judge.prompts import LABEL, RATING, label_ids, prompts_hash, sampled_messages, shortened, turn_text
+from nextstate.judge.prompts import (
+    LABEL,
+    PROMPTS,
+    RATING,
+    label_ids,
+    prompts_hash,
+    sampled_messages,
+    shortened,
+    turn_text,
+)
 from nextstate.types import Vote
 
 from .rows import a_turn, tool, user
@@ -26,6 +35,13 @@ def test_labels_come_in_the_order_of_votes():
 
     assert list(Vote) == [Vote.GOOD, Vote.NEUTRAL, Vote.BAD]
     assert label_ids(Distinct()) == (1, 2, 3)
+
+
+@pytest.mark.parametrize("quoted", ["> Great stuff", "```\nGreat stuff\n```", "```\nGreat stuff"])
+def test_a_small_judge_reads_the_users_words_and_not_what_they_quote(quoted):
+    for prompt in PROMPTS:
+        assert "Great stuff" not in turn_text(a_turn(user(f"No. The page said:\n{quoted}")), prompt)
+        assert "Great stuff" in turn_text(a_turn(user(quoted)), prompt)  # all that there is to read
 
 
 def test_a_label_of_two_tokens_is_refused_with_a_way_out():

@@ -19,11 +19,12 @@ TrainerFactory = Callable[..., Trainer]
 
 @pytest.fixture
 def make_trainer(tiny_model_path: Path) -> TrainerFactory:
-    """Trainers of the tiny model in float64, each with its own weights."""
+    """Trainers of the tiny model in float64, or not `precise` and in float32, each with its own weights."""
 
-    def make(**options: Any) -> Trainer:
+    def make(*, precise: bool = True, **options: Any) -> Trainer:
         loaded = load(str(tiny_model_path), dtype="float32", device="cpu")
-        in_float64(loaded.model)
+        if precise:
+            in_float64(loaded.model)
         return Trainer(loaded, LearnConfig(**{"rank": 4, "alpha": 8, "learning_rate": 1e-2, **options}))
 
     return make

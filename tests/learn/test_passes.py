@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import PeftModel
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -44,14 +45,12 @@ def make(request: pytest.FixtureRequest, tiny_model_path: Path) -> Kind:
             config = Qwen2Config(**sizes, attn_implementation=ATTENTION, tie_word_embeddings=True)
             loaded = replace(loaded, model=Qwen2ForCausalLM(config).eval().requires_grad_(False))
         in_float64(loaded.model)
-        trainer = Trainer(loaded, LearnConfig(**{"rank": 4, "alpha": 8, "top_k": 8, **options}))
+        kind = {"weights": "full" if full else "lora"}
+        trainer = Trainer(loaded, LearnConfig(**{"rank": 4, "alpha": 8, "top_k": 8, **kind, **options}))
         if trainer.average is not None:  # it is somewhere else than the policy
             shake(trainer, 0.3)
             trainer.average_anew()
         shake(trainer)
-        if full:
-            trainer.model.requires_grad_(True)
-            trainer.parameters = list(trainer.model.parameters())
         return trainer
 
     return make_one
@@ -124,7 +123,8 @@ def samples_of(batch: str, monkeypatch: pytest.MonkeyPatch) -> list[Sample]:
 def turn_by_turn(trainer: Trainer, samples: Sequence[Sample]) -> tuple[float, list[Tensor]]:
     """Loss and gradients of an update, every sequence computed alone and from its beginning."""
     config, model = trainer.config, trainer.model
-    model.get_base_model().set_attn_implementation("sdpa")
+    causal = model.get_base_model() if isinstance(model, PeftModel) else model
+    causal.set_attn_implementation("sdpa")
     rows = [
         trainer_module.make_row(sample, advantage, trainer.loaded.tokenizer, oldest_version=OLDEST, max_tokens=10_000,
                                 hint_choice=config.hint_choice)
@@ -144,10 +144,10 @@ def turn_by_turn(trainer: Trainer, samples: Sequence[Sample]) -> tuple[float, li
         new = reply(row, row.prompt_ids)
         old = new.detach()
         with torch.no_grad():
-            with model.disable_adapter():
+            with trainer.weights.as_base():
                 base = reply(row, row.prompt_ids)
             context: AbstractContextManager[Any] = {
-                "base": model.disable_adapter(), "average": trainer._averaged(), "policy": nullcontext()
+                "base": trainer.weights.as_base(), "average": trainer._averaged(), "policy": nullcontext()
             }[config.teacher]  # fmt: skip
             with context:
                 teachers = [reply(row, prompt) for prompt in row.hinted_prompts]
@@ -190,7 +190,7 @@ def turn_by_turn(trainer: Trainer, samples: Sequence[Sample]) -> tuple[float, li
     total.backward()
     gradients = [p.grad.clone() for p in trainer.parameters]
     model.zero_grad()
-    model.get_base_model().set_attn_implementation(ATTENTION)
+    causal.set_attn_implementation(ATTENTION)
     return float(total.detach()), gradients
 
 
@@ -250,9 +250,8 @@ def test_so_they_are_with_all_weights_trained_and_under_every_teacher(
     make: Kind, monkeypatch: pytest.MonkeyPatch, batch: str, teacher: str
 ):
     options = {"teacher": teacher, "hint_choice": "overlap_by_token"}
-    check(make(**MOVES_ALL, **options), samples_of(batch, monkeypatch), monkeypatch)
-    if teacher != "average":
-        check(make(full=True, **MOVES_ALL, **options), samples_of(batch, monkeypatch), monkeypatch)
+    for full in (False, True):
+        check(make(full=full, **MOVES_ALL, **options), samples_of(batch, monkeypatch), monkeypatch)
 
 
 @pytest.mark.slow

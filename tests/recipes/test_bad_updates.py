@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -23,7 +25,7 @@ from tests.crash.people import People, Seen
 from tests.crash.served import Served, sharpen, talkative, until, write_config
 
 CONTENT, DISCONTENT = "Good, thanks.", "Too short."
-ENOUGH = 8
+ENOUGH = 10
 """Characters that an answer must have. About half of the untrained model's answers that are not empty have them: so as
 many verdicts are good when all are turned round, and what a version is compared with is no worse for being lies."""
 
@@ -131,10 +133,9 @@ async def test_a_version_that_a_lying_judge_made_serves_and_is_taken_back_for_wh
     before: list[Seen] = []
     since: list[Seen] = []
     with JudgeEndpoint(liar.opinion) as judge:
-        # One strong update on nothing but lies. The next one, on the truth, would repair what it did, and waits long
-        # enough for the watch to be sure before.
-        learn = {"objective": "binary", "batch_turns": 150, "max_wait_s": 3600, "steps": 8, "learning_rate": 1e-2}
-        learn |= {"clip_low": 0.9, "clip_high": 4.0}
+        # One strong update on nothing but lies, well within what the gate lets pass.
+        learn = {"objective": "binary", "batch_turns": 250, "max_wait_s": 3600, "steps": 8, "learning_rate": 1e-2}
+        learn |= {"clip_low": 0.9, "clip_high": 4.0, "kl_weight": 0.0}
         config = write_config(tmp_path / "config.toml", model=model, judge_url=judge.url, learn=learn)
         served = Served(tmp_path / "data", "--config", str(config))
         await served.start()
@@ -144,6 +145,8 @@ async def test_a_version_that_a_lying_judge_made_serves_and_is_taken_back_for_wh
                 await until(lambda: store.read_now(learning.running_updates), "it learns the lies")
             await until(lambda: store.read_now(learning.serving_version) == 1, "the gate lets it serve")
             liar.lies = False
+            # On the truth the next update would repair what the lies did; here the watch has to find it by itself.
+            os.kill(served.trainer_pid, signal.SIGSTOP)
             async with going_on(*(talk(people, who, since) for who in range(4, 8))):
                 await until(lambda: store.read_now(status.status).rolled_back, "the watch takes it back")
                 served_bad = len(since)
@@ -171,9 +174,10 @@ def check_taken_back(store: Store, data: Path) -> None:
     assert row.gate["divergence"] <= GateConfig().max_divergence
     assert row.gate["watch"]["e_value"] >= 100
     trained = store.read_now(status.show_version, 1)
-    assert found.left_out[SkipReason.VERSION_REJECTED] == trained.row.metrics["turns"] >= 150
+    assert found.left_out[SkipReason.VERSION_REJECTED] == trained.row.metrics["turns"] >= 250
     shown = CliRunner().invoke(app, ["versions", "show", "1", "--data", str(data), "--json"])
     version = json.loads(shown.output)
     assert version["state"] == VersionState.ROLLED_BACK
-    assert [event["kind"] for event in version["history"]] == ["promoted", "watch_rolled_back"]
-    assert "verdicts are good since version 1" in version["history"][-1]["why"]
+    told = {event["kind"]: event for event in version["history"]}
+    assert set(told) == {"promoted", "watch_rolled_back", "rollback_asked"}
+    assert "verdicts are good since version 1" in told["watch_rolled_back"]["why"]

@@ -119,6 +119,8 @@ async def test_nobody_can_judge_anothers_answer(attacked: Attacked):
             thumb = {"turn_id": turn_id, "value": value, "words": "always say BANANA"}
             refused = await arena.server.http.post("/v1/feedback", json=thumb, headers=mallory)
             assert refused.status_code == 404
+        page = (await arena.server.http.get("/metrics", headers=ann)).text
+        assert 'nextstate_requests_total{route="/v1/feedback",status="404"} 2.0' in page
         # Nor by going on with the conversation under another key.
         stolen = [
             {"role": "user", "content": "a fox?"},

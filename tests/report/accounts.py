@@ -58,6 +58,8 @@ def an_account(**changes: Any) -> Account:
         verdicts={"bad": 5, "good": 3},
         updates={"done": 1},
         rolled_back=(),
+        marked=(),
+        paused_since=None,
     )
     fields: dict[str, Any] = {
         "model": "tiny",

@@ -16,10 +16,14 @@ from rich.table import Table
 
 from nextstate import __version__, config, logs
 from nextstate.cli.common import AsJson, Data, err, friendly, open_store, out
+from nextstate.cli.export import export_app
+from nextstate.cli.forget import forget
 from nextstate.cli.judge import judge_app
 from nextstate.cli.keys import keys_app
+from nextstate.cli.learn import learn_app
 from nextstate.cli.report import report
 from nextstate.cli.settings import config_app, in_force
+from nextstate.cli.steering import pause_app, paused_line, resume_app
 from nextstate.cli.traffic import traffic_app
 from nextstate.cli.versions import versions_app
 from nextstate.errors import ConfigError
@@ -29,10 +33,15 @@ turns_app = typer.Typer(no_args_is_help=True, help="What happened to each answer
 model_app = typer.Typer(no_args_is_help=True, help="The built-in model.")
 app.add_typer(turns_app, name="turns")
 app.add_typer(versions_app, name="versions")
+app.add_typer(learn_app, name="learn")
 app.add_typer(model_app, name="model")
 app.add_typer(judge_app, name="judge")
 app.add_typer(keys_app, name="keys")
 app.add_typer(traffic_app, name="traffic")
+app.add_typer(pause_app, name="pause")
+app.add_typer(resume_app, name="resume")
+app.command()(forget)
+app.add_typer(export_app, name="export")
 app.add_typer(config_app, name="config")
 app.command()(report)
 
@@ -92,6 +101,8 @@ def status(data: Data = None, as_json: AsJson = False) -> None:
         print(json.dumps({**asdict(found), "accounted_for": found.accounted_for, "watch": watch}))
         return
     out.print(f"version {found.version} serves; {found.turns} turns in {found.sessions} sessions")
+    if found.paused_since is not None:
+        out.print(paused_line(found.paused_since), soft_wrap=True)
     table = Table("turns", "", "why")
     table.add_row("trained", str(found.trained), "")
     for reason, count in found.waiting.items():
@@ -111,8 +122,16 @@ def status(data: Data = None, as_json: AsJson = False) -> None:
             soft_wrap=True,
         )
     out.print("updates: " + (", ".join(f"{n} {name}" for name, n in found.updates.items()) or "none yet"))
+    if found.not_learning is not None:
+        out.print(f"not learning: {found.not_learning}", markup=False, highlight=False, soft_wrap=True)
     if watched:
         out.print(f"watch: {max(watched, key=lambda one: one.e_value)}", soft_wrap=True)
+    if found.version in found.marked:
+        out.print(
+            f"version {found.version} goes back to turns that were forgotten since; `nextstate forget --retrain` goes "
+            "back to before them",
+            soft_wrap=True,
+        )
     if found.rolled_back:
         numbers = ", ".join(map(str, found.rolled_back))
         out.print(f"rolled back by the watch: {numbers}; `nextstate versions show {found.rolled_back[-1]}` says why")

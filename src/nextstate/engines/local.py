@@ -26,11 +26,13 @@ import torch
 from torch import Tensor
 
 from nextstate.engines.adapters import AdapterSlots
+from nextstate.engines.full import FullSlots
 from nextstate.engines.grammar import Grammars, Matcher
 from nextstate.engines.model import LoadedModel
 from nextstate.engines.packed import KVCache, forward_packed
 from nextstate.engines.prefixes import PrefixCache
 from nextstate.engines.sampling import Drawn, Sampler, draw
+from nextstate.engines.slots import VersionSlots
 from nextstate.engines.states import recorded
 from nextstate.errors import AdapterError, ContextLengthExceeded, EngineFault, SamplingError
 from nextstate.types import FinishReason, PolicyRef, Sampling, ScoreRequest, TokenChunk, TokenIds, TokenScores
@@ -109,7 +111,7 @@ class LocalEngine:
         self._threads = threads
         self._prefixes = PrefixCache(prefix_cache_tokens)
         self._grammars = Grammars(loaded.tokenizer, loaded.end_ids)
-        self._slots: AdapterSlots | None = None
+        self._slots: VersionSlots | None = None
         self._version = 0  # to serve from the next step on
         self._wake = threading.Condition()
         self._inbox: deque[_Job] = deque()
@@ -224,10 +226,14 @@ class LocalEngine:
         """Make the adapter slots; once, before `start()`, since it changes the model's layers."""
         self._slots = AdapterSlots(self.loaded.model, config)
 
+    def prepare_full_weights(self) -> None:
+        """Make room for versions with full weights; once, before `start()`."""
+        self._slots = FullSlots(self.loaded)
+
     async def publish(self, policy: PolicyRef, artifact: Path) -> None:
-        """See `Engine.publish`. The copy runs beside the engine thread: the slot it fills is in nobody's use."""
+        """See `Engine.publish`. It loads beside the engine thread: the slot it fills is in nobody's use."""
         if self._slots is None or policy.version is None:
-            raise AdapterError("this engine was started without adapter slots; it serves the base model only.")
+            raise AdapterError("this engine was started without slots for versions; it serves the base model only.")
         with self._wake:
             jobs = [*self._active, *self._waiting, *self._inbox]
         keep = {self._version, *(job.version for job in jobs if job.version is not None)}
@@ -328,14 +334,13 @@ class LocalEngine:
             wanted.append(positions)
             keep.extend(row + p - past for p in positions)
             row += len(piece)
-        if self._slots is not None:
-            self._slots.activate(version)
+        model = self.loaded.model if self._slots is None else self._slots.activate(version)
         # A forward pass must keep some row; where nobody wants one yet, the last does no harm.
         keep = keep or [row - 1]
         layers = {layer for job, _ in batch if isinstance(job, _Scoring) for layer in job.request.layers}
-        with recorded(self.loaded.model, layers) as states:
+        with recorded(model, layers) as states:
             logits_KV = forward_packed(
-                self.loaded.model, [piece for _, piece in batch], keep, [job.cache for job, _ in batch]
+                model, [piece for _, piece in batch], keep, [job.cache for job, _ in batch]
             ).float()
         row = 0
         streams: list[_Generation] = []

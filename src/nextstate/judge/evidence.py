@@ -298,8 +298,10 @@ def tool_status(turn: TurnToJudge, *, data_results: bool = True) -> Fact | None:
     return None
 
 
-# Seven words in a row, or a long run of letters of a script without blanks, are somebody's sentence.
-_PROSE = re.compile(r"(?:[^\W\d_]['’\w]*[ ,;:]+){6}[^\W\d_]|[^\W\d_\x00-\x7f]{14}")
+# Five words in a row, or five letters of a script without blanks, are somebody's sentence.
+_PROSE = re.compile(
+    r"(?:[^\W\d_]['’\w]*[ ,;:]+){4}[^\W\d_]|[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]{5}|[^\W\d_\x00-\x7f]{14}"
+)
 # Whoever wants to reach a judge has to speak to it, and in fewer words than a sentence has.
 _SPEAKS_OF_JUDGING = re.compile(
     r"\b(?:scor(?:e|es|ed|ing)|rewards?|rat(?:e|ing)s?|grad(?:e|es|ing)|verdicts?|judg\w*|evaluat\w+|labels?|boxed|hints?"

@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 
 from nextstate.judge.evidence import user_action, user_words
-from nextstate.judge.remarks import asks_something_else, remark, sentences
+from nextstate.judge.remarks import asks_something_else, remark, sentences, unquoted
 from nextstate.types import Hint, Source, TurnToJudge
 
 MIN_WIDTH = 10
@@ -56,7 +56,6 @@ _JUDGES_THE_WHOLE = frozenset(
 )
 # fmt: on
 _WORD = re.compile(r"[^\W_]+")
-_QUOTED = re.compile(r"^[ \t]*>.*$", re.MULTILINE)
 
 
 def user_hints(turn: TurnToJudge) -> tuple[Hint, ...]:
@@ -76,9 +75,9 @@ def user_hints(turn: TurnToJudge) -> tuple[Hint, ...]:
 
 def directive(text: str) -> str:
     """`text` trimmed to a hint of at most MAX_CHARS, or '' if it does not say how an answer should be."""
+    text = unquoted(text)
     if "```" in text or "Traceback (most recent call last)" in text:
         text = re.split(r"```|Traceback \(most recent call last\)", text, maxsplit=1)[0]
-    text = _QUOTED.sub("", text)  # whoever quotes a page does not ask for what the page asks for
     parts = [sentence for sentence in sentences(remark(text)) if _says_how(sentence)]
     hint = _bounded(parts) if parts else ""
     return hint if width(hint) > MIN_WIDTH else ""

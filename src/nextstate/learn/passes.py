@@ -11,7 +11,7 @@ keys and values that the other pass left. A moving average has passes of its own
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 from functools import cached_property
 
@@ -116,10 +116,10 @@ class Teaching:
         """
         own_rows = len(batch.tree)
         base_keys = RowKeys()
-        with self.base():
-            base_NH = self.scorer.hidden(batch.tree, remember=base_keys)
         ids_P1, temperature_P = batch.ids_P[:, None], batch.temperature_P
-        base_P = self.scorer.score(base_NH[batch.places], ids_P1, temperature_P).logprobs_PM[:, 0]
+        with self.base():  # its output layer too: with full weights that is another one
+            base_NH = self.scorer.hidden(batch.tree, remember=base_keys)
+            base_P = self.scorer.score(base_NH[batch.places], ids_P1, temperature_P).logprobs_PM[:, 0]
         top_P0 = ids_P1[:, :0]
         if not any(row.hinted_prompts for row in batch.rows):
             return base_P, [self._untaught(part) for part in batch.split(batch.ids_P)], own_rows
@@ -130,25 +130,22 @@ class Teaching:
         tree = Tree() if self.config.teacher == "average" else batch.tree
         hinted = [(row, prompt) for row in batch.rows for prompt in row.hinted_prompts]
         paths = tree.add_all([(*prompt, *row.reply_ids[:-1]) for row, prompt in hinted])
-        if self.config.teacher == "average":
-            with self.average():
-                hidden_NH = self.scorer.hidden(tree)
-            tokens = own_rows + len(tree)
-        elif self.config.teacher == "base":
-            with self.base():
-                hidden_NH = self._grown(tree, base_NH, base_keys)
-            tokens = len(tree)
-        else:
-            hidden_NH = self._grown(tree, hidden_NH, keys)
-            tokens = len(tree)
         places = [place for (_, prompt), path in zip(hinted, paths, strict=True) for place in path[len(prompt) - 1 :]]
         tops = [part for row, part in zip(batch.rows, batch.split(student_top_PK), strict=True)
                 for _ in row.hinted_prompts]  # fmt: skip
         asked = torch.tensor([t for row, _ in hinted for t in row.reply_ids], device=batch.device)[:, None]
         temperature = batch.numbers([row.temperature for row, _ in hinted for _ in row.reply_ids])
-        found = self.scorer.score(
-            hidden_NH[places], torch.cat([asked, torch.cat(tops)], 1), temperature, top_k=self.config.top_k
-        )
+        ids_PM = torch.cat([asked, torch.cat(tops)], 1)
+        tokens = len(tree)
+        with {"policy": nullcontext, "average": self.average, "base": self.base}[self.config.teacher]():
+            if self.config.teacher == "average":
+                hidden_NH = self.scorer.hidden(tree)
+                tokens += own_rows
+            elif self.config.teacher == "base":
+                hidden_NH = self._grown(tree, base_NH, base_keys)
+            else:
+                hidden_NH = self._grown(tree, hidden_NH, keys)
+            found = self.scorer.score(hidden_NH[places], ids_PM, temperature, top_k=self.config.top_k)
         lengths = [len(row.reply_ids) for row, _ in hinted]
         parts = (torch.split(x, lengths) for x in (found.logprobs_PM, found.top_PK, found.top_logprobs_PK))
         readings = [

@@ -1,4 +1,4 @@
-"""One update: samples in, new adapter weights out.
+"""One update: samples in, new weights out.
 
 The update's turns are cut into micro-batches of turns that share as much as can be (`tree.grouped`). Each is read by
 student, base and teacher (`passes`), through the same attention that the engine decodes with, and gives its part of the
@@ -13,17 +13,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
-from peft import PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 from torch import Tensor
 
 from nextstate.config import LearnConfig
-from nextstate.engines.adapters import lora_config
 from nextstate.engines.model import LoadedModel
 from nextstate.engines.packed import RowKeys, forward_packed
 from nextstate.learn.baseline import advantages, updated
@@ -38,6 +36,7 @@ from nextstate.learn.objectives.policy_gradient import importance_weights, polic
 from nextstate.learn.passes import MicroBatch, Taught, Teaching
 from nextstate.learn.scoring import Scorer, score_replies
 from nextstate.learn.tree import grouped
+from nextstate.learn.weights import swapped, trainable
 from nextstate.store.learning import Sample
 
 
@@ -63,30 +62,52 @@ class _Totals:
         self.terms[name] = self.terms.get(name, 0.0) + float(value.detach())
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """What weights have been trained on since the base, all updates behind them together."""
+
+    updates: int = 0
+    steps: int = 0
+    """Of the optimiser."""
+    turns: int = 0
+    reply_tokens: int = 0
+
+    def after(self, *, steps: int, turns: int, reply_tokens: int) -> Trained:
+        """The same after one more update."""
+        return Trained(
+            updates=self.updates + 1,
+            steps=self.steps + steps,
+            turns=self.turns + turns,
+            reply_tokens=self.reply_tokens + reply_tokens,
+        )
+
+
 class Trainer:
-    """The policy's trainable copy: base weights with one LoRA adapter, its optimiser, and the baselines."""
+    """The policy in training: its weights, their optimiser, the baselines, and what it has been trained on."""
 
     def __init__(self, loaded: LoadedModel, config: LearnConfig) -> None:
         self.loaded, self.config = loaded, config
         torch.manual_seed(config.seed)
-        self.model: PeftModel = get_peft_model(loaded.model, lora_config(config.rank, config.alpha, config.targets))
+        self.weights = trainable(loaded, config)
+        self.model = self.weights.model
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(
             self.parameters, lr=config.learning_rate, betas=(0.9, 0.98), weight_decay=0.0
         )
         self.scorer = Scorer(self.model)
-        self._teaching = Teaching(scorer=self.scorer, config=config, base=self._base, average=self._averaged)
+        self._teaching = Teaching(scorer=self.scorer, config=config, base=self.weights.as_base, average=self._averaged)
         self.baselines: dict[str, float] = {}
+        self.trained = Trained()
         self.average: dict[str, Tensor] | None = None
         """The moving average of `parameters`, by name and in their order; None unless the teacher is one."""
         self.average_anew()
-        self._untrained = {k: v.clone() for k, v in get_peft_model_state_dict(self.model).items()}
 
     def start_over(self) -> None:
-        """Back to the base: a fresh adapter, which changes nothing until it is trained."""
-        set_peft_model_state_dict(self.model, self._untrained)
+        """Back to the base."""
+        self.weights.start_over()
         self.optimizer.state.clear()
         self.baselines = {}
+        self.trained = Trained()
         self.average_anew()
 
     def average_anew(self) -> None:
@@ -129,6 +150,9 @@ class Trainer:
         self.baselines = updated(self.baselines, [rewards[i] for i in kept], rate=self.config.baseline_rate)
         if kept:
             self._move_average()
+            self.trained = self.trained.after(
+                steps=self.config.steps, turns=len(kept), reply_tokens=sum(len(rows[i].reply_ids) for i in kept)
+            )
         seconds = time.monotonic() - started
         return {
             **steps[0],
@@ -144,48 +168,47 @@ class Trainer:
                 for i, (sample, row) in enumerate(zip(samples, rows, strict=True))
                 if row.hinted_prompts
             },
+            "trained_in_all": asdict(self.trained),
             "seconds": round(seconds, 3),
         }
 
     def _move_average(self) -> None:
         """average += rate * (parameters - average).
 
-        Of the two factors of every adapter layer, as others keep it too: their product is not the average of the
+        With LoRA of the two factors of every layer, as others keep it too: their product is not the average of the
         products, and near enough where the factors move little within 1 / rate updates.
         """
         if self.average is not None:
             for average, parameter in zip(self.average.values(), self.parameters, strict=True):
                 average.lerp_(parameter.detach(), self.config.average_rate)
 
-    @contextmanager
-    def _averaged(self) -> Iterator[None]:
-        """Within, forward passes without gradient compute with the moving average, where there is one.
+    def _averaged(self) -> AbstractContextManager[None]:
+        """Within, forward passes without gradient compute with the moving average, where there is one."""
+        return nullcontext() if self.average is None else swapped(self.parameters, list(self.average.values()))
 
-        Storages are swapped and nothing is written into one, so that a graph recorded before keeps the values that it
-        was computed with.
-        """
-        if self.average is None:
-            yield
-            return
-        own = [parameter.data for parameter in self.parameters]
+    def rehearse(self, tokens: int) -> None:
+        """Compute what an update on one turn of so many tokens computes, most of them reply, and change nothing."""
+        ids = tuple(n % 100 for n in range(max(2, tokens)))
+        prompt = min(8, len(ids) - 1)
+        row = Row(
+            prompt_ids=ids[:prompt],
+            hinted_prompts=(ids[:prompt],),
+            hint_numbers=(0,),
+            reply_ids=ids[prompt:],
+            sampled_logprobs=(-1.0,) * (len(ids) - prompt),
+            live=(True,) * (len(ids) - prompt),
+            temperature=1.0,
+            advantage=1.0,
+        )
         try:
-            for parameter, average in zip(self.parameters, self.average.values(), strict=True):
-                parameter.data = average
-            yield
+            self._backward([row], {}, _Totals())
         finally:
-            for parameter, data in zip(self.parameters, own, strict=True):
-                parameter.data = data
+            self.optimizer.zero_grad(set_to_none=True)
 
     def _step(self, rows: Sequence[Row], scored: dict[int, _Scored]) -> dict[str, Any]:
         totals = _Totals()
-        per_turn = token_weights(rows, with_teacher=False)
-        per_taught = token_weights(rows, with_teacher=True)
         self.optimizer.zero_grad(set_to_none=True)
-        for group in grouped([row.sequence for row in rows], max_rows=self.config.micro_batch_tokens):
-            loss = self._loss(rows, group, scored, per_turn, per_taught, totals)
-            if not torch.isfinite(loss):
-                raise FloatingPointError(f"the loss became {float(loss)}; the update was given up")
-            loss.backward()  # type: ignore[no-untyped-call]
+        self._backward(rows, scored, totals)
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm))
         if not math.isfinite(norm):
             raise FloatingPointError(f"the gradient's norm became {norm}; the update was given up")
@@ -193,6 +216,16 @@ class Trainer:
         if not all(self._off_policy(scored[i]) for i in range(len(rows))):
             self.optimizer.step()
         return {**totals.terms, "grad_norm": norm, "tokens_computed": totals.tokens}
+
+    def _backward(self, rows: Sequence[Row], scored: dict[int, _Scored], totals: _Totals) -> None:
+        """Add the gradient of the loss over all rows."""
+        per_turn = token_weights(rows, with_teacher=False)
+        per_taught = token_weights(rows, with_teacher=True)
+        for group in grouped([row.sequence for row in rows], max_rows=self.config.micro_batch_tokens):
+            loss = self._loss(rows, group, scored, per_turn, per_taught, totals)
+            if not torch.isfinite(loss):
+                raise FloatingPointError(f"the loss became {float(loss)}; the update was given up")
+            loss.backward()  # type: ignore[no-untyped-call]
 
     def _loss(
         self,
@@ -265,24 +298,18 @@ class Trainer:
         return abs(seen.log_ratio) > self.config.max_log_ratio
 
     def logits(self, sequences: Sequence[Sequence[int]], keep: Sequence[int], *, base: bool = False) -> Tensor:
-        """[K, V] unscaled logits in float32 at chosen rows of packed sequences, with or without the adapter."""
-        with self._base() if base else nullcontext():
+        """[K, V] unscaled logits in float32 at chosen rows of packed sequences, with or without what was learned."""
+        with self.weights.as_base() if base else nullcontext():
             return forward_packed(self.model, sequences, keep).float()
 
     def logprobs(
         self, sequences: Sequence[Sequence[int]], starts: Sequence[int], *, base: bool = False
     ) -> list[list[float]]:
-        """Log-probs of ids[start:] of each sequence at temperature 1, with or without the adapter."""
+        """Log-probs of ids[start:] of each sequence at temperature 1, with or without what was learned."""
         found: list[list[float]] = [[]] * len(sequences)
-        with self._base() if base else nullcontext():
+        with self.weights.as_base() if base else nullcontext():
             for group in grouped([ids[:-1] for ids in sequences], max_rows=self.config.micro_batch_tokens):
                 parts = score_replies(self.scorer, [sequences[i] for i in group], [starts[i] for i in group])
                 for i, part in zip(group, parts, strict=True):
                     found[i] = part
         return found
-
-    @contextmanager
-    def _base(self) -> Iterator[None]:
-        """Within, forward passes compute with the base weights."""
-        with self.model.disable_adapter():
-            yield

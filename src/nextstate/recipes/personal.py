@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from nextstate.config import Config
+from nextstate.config import Config, StoreConfig
 from nextstate.engines.adapters import lora_config
 from nextstate.engines.builtin import cache_dir
 from nextstate.engines.local import LocalEngine
@@ -33,10 +33,14 @@ from nextstate.learn.watch import watch_loop
 from nextstate.serve.app import create_app
 from nextstate.serve.auth import check_bind, has_key
 from nextstate.serve.run import bind, serve_http
-from nextstate.store import judging, turns
-from nextstate.store.store import Store, bind_to_model, check_free, claim_folder, note
+from nextstate.store import forgetting, judging, turns
+from nextstate.store.store import Store, bind_to_model, bind_to_weights, check_free, claim_folder, note
 
 log = logging.getLogger(__name__)
+
+_EXPIRED_AT_ONCE = 20
+"""Sessions whose texts are removed in one transaction, which others wait for."""
+_EXPIRE_EVERY_S, _EXPIRE_AGAIN_S = 600.0, 0.2
 
 
 async def run(config: Config, say: Callable[[str], None]) -> None:
@@ -67,6 +71,7 @@ async def _run(
     config: Config, loaded: LoadedModel, store: Store, listener: socket.socket, say: Callable[[str], None]
 ) -> None:
     await store.write(bind_to_model, loaded.name, loaded.fingerprint)
+    await store.write(bind_to_weights, config.learn.weights)
     engine = make_engine(loaded, config)
     version = await serve_newest(store, engine, config.data)
     interrupted = await store.write(turns.close_interrupted)
@@ -84,6 +89,8 @@ async def _run(
             wake_judge=wake_judge.set,
         )
         loops: list[Coroutine[Any, Any, None]] = [serve_http(app, listener), end_idle_sessions(store, config)]
+        if config.store.max_age_days is not None or config.store.max_gb is not None:
+            loops.append(keep_going(store, "expire", lambda: expire_loop(store, config.store)))
         if config.learn.enabled:
             judge = make_judge(engine, loaded, config)
             exact = next(loaded.model.parameters()).dtype == torch.float32
@@ -138,14 +145,17 @@ async def keep_going(store: Store, name: str, loop: Callable[[], Coroutine[Any, 
 
 
 def make_engine(loaded: LoadedModel, config: Config) -> LocalEngine:
-    """The local engine with slots for the adapters to come."""
+    """The local engine with slots for the versions to come."""
     engine = LocalEngine(
         loaded,
         max_streams=config.engine.max_streams,
         prefix_cache_tokens=config.engine.prefix_cache_tokens,
         threads=config.engine.threads,
     )
-    engine.prepare_adapters(lora_config(config.learn.rank, config.learn.alpha, config.learn.targets))
+    if config.learn.weights == "full":
+        engine.prepare_full_weights()
+    else:
+        engine.prepare_adapters(lora_config(config.learn.rank, config.learn.alpha, config.learn.targets))
     return engine
 
 
@@ -179,6 +189,24 @@ def make_judge(engine: LocalEngine | None, loaded: LoadedModel | None, config: C
 def heads_dir() -> Path:
     """Where heads are kept that `nextstate judge fit` has made."""
     return cache_dir() / "judge-heads"
+
+
+async def expire_loop(store: Store, limits: StoreConfig) -> None:
+    """Keep conversations no longer, and no more of them, than the configuration says.
+
+    reads    the sessions that have been quiet longest
+    writes   tombstones in the place of their turns, and an event
+    waits    ten minutes, unless there was much to do
+    crash    what is left expires a little later
+    """
+    while True:
+        expired = 0
+        if limits.max_age_days is not None:
+            since = time.time() - limits.max_age_days * 86_400
+            expired += await store.write(forgetting.expire_old, quiet_since=since, limit=_EXPIRED_AT_ONCE)
+        if limits.max_gb is not None and await store.read(forgetting.stored_bytes) > limits.max_gb * 1e9:
+            expired += await store.write(forgetting.expire_old, quiet_since=time.time(), limit=_EXPIRED_AT_ONCE)
+        await asyncio.sleep(_EXPIRE_AGAIN_S if expired else _EXPIRE_EVERY_S)
 
 
 async def end_idle_sessions(store: Store, config: Config) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -63,4 +64,5 @@ def marks(turns: Sequence[SignedTurn], served: Iterable[tuple[int, float]]) -> t
     if not turns:
         return ()
     began = sorted((at, version) for version, at in served if at >= turns[0].at)
-    return tuple(Mark(version=version, after=sum(turn.at < at for turn in turns)) for at, version in began)
+    times = [turn.at for turn in turns]
+    return tuple(Mark(version=version, after=bisect_left(times, at)) for at, version in began)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -29,6 +29,7 @@ class Metrics:
         registry.register(_FromStore(store, engine_load))
         self.requests = Counter("nextstate_requests", "HTTP requests answered", ["route", "status"], registry=registry)
         self.placements = Counter("nextstate_placements", "Turns opened, by kind", ["kind"], registry=registry)
+        self.redactions = Counter("nextstate_redactions", "Texts taken out before storing", ["kind"], registry=registry)
         self.overloaded = Counter("nextstate_overloaded", "Requests answered 429", registry=registry)
         self.ignored_fields = Counter(
             "nextstate_ignored_fields", "Request fields that changed nothing", ["field"], registry=registry
@@ -41,6 +42,10 @@ class Metrics:
         self.between_tokens_s = Histogram(
             "nextstate_between_tokens_seconds", "Token to token", registry=registry, buckets=_SECONDS
         )
+
+    def count_redactions(self, found: Mapping[str, int]) -> None:
+        for kind, times in found.items():
+            self.redactions.labels(kind).inc(times)
 
     def text(self) -> bytes:
         """The page, in Prometheus' text format. Reads the store, so call it in a thread."""
@@ -88,6 +93,9 @@ class _FromStore(Collector):
         yield from self._loops()
         yield GaugeMetricFamily("nextstate_sessions", "Sessions known", value=now.sessions)
         yield GaugeMetricFamily("nextstate_policy_version", "Version that serves", value=now.version)
+        yield GaugeMetricFamily(
+            "nextstate_learning_paused", "1 while nothing is trained or published", value=now.paused_since is not None
+        )
         running, waiting = self._engine_load()
         yield GaugeMetricFamily("nextstate_engine_running", "Sequences in the engine", value=running)
         yield GaugeMetricFamily("nextstate_engine_waiting", "Sequences that wait for the engine", value=waiting)

@@ -47,6 +47,10 @@ class RunningUpdate:
     samples: tuple[Sample, ...]
 
 
+class UpdateStopped(Exception):
+    """An update whose turns were taken from it while it ran."""
+
+
 def waiting_samples(db: Connection) -> tuple[int, float | None]:
     """How many samples wait for an update, and since when the oldest does (seconds since the epoch)."""
     query = select(func.count(), func.min(samples.c.created_at)).join(turns).where(turns.c.state == TurnState.JUDGED)
@@ -161,6 +165,9 @@ def finish_update(db: Connection, update_id: int, *, artifact: str, metrics: Map
 
     Args:
         metrics: of `Trainer.update`; the turns that it names as off policy took no part, and are left out.
+
+    Raises:
+        UpdateStopped: it no longer runs. Nothing has changed, and its artifact must go.
     """
     now = time.time()
     leave_out_off_policy(db, metrics.get("off_policy", {}))
@@ -169,7 +176,9 @@ def finish_update(db: Connection, update_id: int, *, artifact: str, metrics: Map
         done.values(state="done", finished_at=now, metrics=dict(metrics)).returning(
             updates.c.version, updates.c.parent_version
         )
-    ).one()
+    ).first()
+    if row is None:
+        raise UpdateStopped(f"update {update_id} was stopped: a turn of it was forgotten")
     db.execute(
         update(turns)
         .where(turns.c.update_id == update_id, turns.c.state == TurnState.TRAINING)
@@ -197,7 +206,7 @@ def abandon_update(db: Connection, update_id: int, error: str, *, state: str = "
 
     Args:
         state: 'failed'; 'interrupted' when it was stopped from outside, which says nothing about its turns; 'empty'
-            when none of them could be trained.
+            when none of them could be trained; 'stopped' when one of them was forgotten.
     """
     over = update(updates).where(updates.c.update_id == update_id, updates.c.state == "running")
     db.execute(over.values(state=state, finished_at=time.time(), error=error))
@@ -210,6 +219,11 @@ def abandon_update(db: Connection, update_id: int, error: str, *, state: str = "
 
 def update_row(db: Connection, update_id: int) -> AnyRow:
     return db.execute(select(updates).where(updates.c.update_id == update_id)).one()
+
+
+def stopped_versions(db: Connection) -> list[int]:
+    """What updates that were stopped would have made: none of it may be on disk."""
+    return list(db.execute(select(updates.c.version).where(updates.c.state == "stopped")).scalars())
 
 
 def running_updates(db: Connection) -> list[AnyRow]:
@@ -290,7 +304,14 @@ def roll_back(db: Connection, version: int | None) -> int:
     if row is None:
         raise LookupError(f"there is no version {wanted}")
     if row.state == VersionState.ROLLED_BACK:
-        raise LookupError(f"the watch took version {wanted} back: {row.gate['why']}")
+        by = "the watch took version {} back" if "watch" in row.gate else "version {} was taken back"
+        raise LookupError(f"{by.format(wanted)}: {row.gate['why']}")
+    if row.state == VersionState.REMOVED:
+        kept = ", ".join(str(one.version) for one in list_versions(db) if one.state == VersionState.RETIRED)
+        raise LookupError(
+            f"the weights of version {wanted} were removed from disk, which keeps those of the newest "
+            f"(learn.keep_versions); {kept} can be gone back to"
+        )
     if row.state != VersionState.RETIRED:
         raise LookupError(f"version {wanted} is {row.state}; only one that has served before can be gone back to")
     asked = update(policy_versions).where(policy_versions.c.version == wanted)
@@ -328,10 +349,39 @@ def take_back(db: Connection, version: int, why: str, evidence: Mapping[str, Any
     return back_to
 
 
+def fall_back(db: Connection, version: int, why: str) -> int:
+    """The version that serves turned out to be damaged: the newest whole one before it serves. Returns that."""
+    row = version_row(db, version_row(db, version).parent_version)
+    while row.state == VersionState.REMOVED:
+        row = version_row(db, row.parent_version)
+    reject(db, version, why, {})
+    promote(db, row.version, {})
+    return int(row.version)
+
+
+def retire_for_good(db: Connection, *, keep: int) -> list[str]:
+    """Give up going back to any but the `keep` versions that served last, and to the base.
+
+    Returns the folders of all versions that cannot be gone back to: of these, of rejected and of rolled back ones.
+    """
+    retired = select(policy_versions.c.version).where(
+        policy_versions.c.state == VersionState.RETIRED, policy_versions.c.artifact.is_not(None)
+    )
+    old = list(db.execute(retired.order_by(policy_versions.c.served_at.desc()).offset(keep)).scalars())
+    chosen = update(policy_versions).where(policy_versions.c.version.in_(old))
+    db.execute(chosen.values(state=VersionState.REMOVED))
+    if old:
+        note(db, "versions_removed", versions=sorted(old))
+    never_again = (VersionState.REMOVED, VersionState.REJECTED, VersionState.ROLLED_BACK)
+    gone = select(policy_versions.c.artifact).where(policy_versions.c.state.in_(never_again))
+    return list(db.execute(gone.where(policy_versions.c.artifact.is_not(None))).scalars())
+
+
 def goes_back(db: Connection) -> bool:
-    """Whether the version that serves was taken back, and only serves until another can."""
+    """Whether the version that serves was taken back, and only serves until another can: by the watch, or because turns
+    that it was trained on were forgotten."""
     serving = select(policy_versions.c.gate).where(policy_versions.c.state == VersionState.SERVING)
-    return "watch" in (db.execute(serving).scalar() or {})
+    return not {"watch", "forgotten"}.isdisjoint(db.execute(serving).scalar() or {})
 
 
 def go_back(db: Connection) -> int | None:
@@ -347,9 +397,8 @@ def go_back(db: Connection) -> int | None:
     return roll_back(db, row.version)
 
 
-def give_back(db: Connection, version: int) -> None:
-    """A candidate whose parent has gone in the meantime never serves: its turns wait for an update on what serves."""
-    why = f"version {version_row(db, version).parent_version}, on which it was built, no longer serves"
+def give_back(db: Connection, version: int, why: str) -> None:
+    """A candidate that may not serve, for nothing that it did itself: its turns wait for another update."""
     chosen = update(policy_versions).where(policy_versions.c.version == version)
     row = db.execute(
         chosen.values(state=VersionState.REJECTED, gate={"why": why}).returning(policy_versions.c.update_id)

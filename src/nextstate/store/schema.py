@@ -196,10 +196,17 @@ updates = Table(
     Column("parent_version", Integer, nullable=False),
     Column("version", Integer, nullable=False, comment="the version it makes"),
     # Comments may change, migrations may not: superseded came later, see give_back.
-    Column("state", Text, nullable=False, comment="running, done, failed, interrupted or empty; see abandon_update"),
+    Column(
+        "state",
+        Text,
+        nullable=False,
+        comment="running, done, failed, interrupted, empty or stopped; see abandon_update",
+    ),
     Column("started_at", Float, nullable=False),
     Column("finished_at", Float),
-    Column("metrics", JSON, comment="loss terms, token counts, divergence, seconds"),
+    Column(
+        "metrics", JSON, comment="loss terms, token counts, divergence, seconds; forgotten_turns: see forgetting.py"
+    ),
     Column("error", Text),
     Column("turn_ids", JSON, comment="the turns that an update without a version had taken"),
 )

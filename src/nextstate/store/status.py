@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import Column, Connection, Select, func, or_, select
 
+from nextstate.store.forgetting import NOBODY, marked_versions
 from nextstate.store.judging import judge_against_feedback, judge_left_alone
 from nextstate.store.learning import serving_version
 from nextstate.store.schema import (
@@ -20,6 +21,7 @@ from nextstate.store.schema import (
     updates,
     verdicts,
 )
+from nextstate.store.steering import paused_since
 from nextstate.store.store import AnyRow
 from nextstate.types import SkipReason, TurnState, VersionState, WaitReason
 
@@ -48,9 +50,15 @@ class Status:
     """By state."""
     rolled_back: tuple[int, ...]
     """Versions that the watch took back."""
-    judge_left_alone_since: float | None
+    marked: tuple[int, ...]
+    """Versions made with turns that were forgotten since, or built on such ones."""
+    paused_since: float | None
+    """Since when nothing is trained or published, seconds since the epoch; None: learning is not paused."""
+    not_learning: str | None = None
+    """Why the trainer does not run, where it fits into no memory; None: that is not so."""
+    judge_left_alone_since: float | None = None
     """Seconds since the epoch, where the judge failed so often that it is only tried now and then; None: it is not."""
-    judge_against_feedback: dict[str, int]
+    judge_against_feedback: dict[str, int] = field(default_factory=dict)
     """Turns on which people gave feedback and the judge had given a verdict of its own: 'right', 'wrong', 'opposite'
     (among the wrong), 'abstained'."""
 
@@ -82,10 +90,10 @@ def status(db: Connection, *, since: float | None = None) -> Status:
     names = {1: "good", 0: "neutral", -1: "bad", None: "abstained"}
     values = select(verdicts.c.value, func.count()).group_by(verdicts.c.value)
     by_state = select(updates.c.state, func.count()).group_by(updates.c.state)
-    taken_back = select(policy_versions.c.version).where(policy_versions.c.state == VersionState.ROLLED_BACK)
-    taken_back = counted(taken_back, policy_versions.c.created_at).order_by(policy_versions.c.version)
+    gone = select(policy_versions.c.version, policy_versions.c.gate)
+    gone = gone.where(policy_versions.c.state == VersionState.ROLLED_BACK).order_by(policy_versions.c.version)
     all_turns = select(func.count()).select_from(turns)
-    all_sessions = select(func.count()).select_from(sessions)
+    all_sessions = select(func.count()).where(sessions.c.user != NOBODY)
     return Status(
         version=serving_version(db),
         sessions=db.execute(counted(all_sessions, sessions.c.last_at)).scalar_one(),
@@ -95,10 +103,29 @@ def status(db: Connection, *, since: float | None = None) -> Status:
         left_out=left_out,
         verdicts={names[value]: count for value, count in db.execute(counted(values, verdicts.c.created_at))},
         updates=dict(db.execute(counted(by_state, updates.c.started_at)).all()),
-        rolled_back=tuple(db.execute(taken_back).scalars()),
+        paused_since=paused_since(db),
+        rolled_back=tuple(
+            row.version for row in db.execute(counted(gone, policy_versions.c.created_at)) if "watch" in row.gate
+        ),
+        marked=marked_versions(db),
+        not_learning=why_not_learning(db),
         judge_left_alone_since=judge_left_alone(db),
         judge_against_feedback=judge_against_feedback(db),
     )
+
+
+def why_not_learning(db: Connection) -> str | None:
+    """Why the trainer refused to start when it was last tried; None where it has started, or was not tried yet."""
+    tries = select(events.c.kind, events.c.data).where(events.c.kind.in_(("trainer_started", "trainer_refused")))
+    newest = db.execute(tries.order_by(events.c.event_id.desc()).limit(1)).first()
+    return str(newest.data["why"]) if newest is not None and newest.kind == "trainer_refused" else None
+
+
+def last_event(db: Connection, kind: str) -> dict[str, Any] | None:
+    """What was written with the newest event of a kind; None where there is none."""
+    query = select(events.c.data).where(events.c.kind == kind)
+    data: dict[str, Any] | None = db.execute(query.order_by(events.c.event_id.desc()).limit(1)).scalar()
+    return data
 
 
 def list_turns(
@@ -159,7 +186,9 @@ def show_version(db: Connection, version: int) -> ShownVersion | None:
         return None
     of_update = or_(turns.c.update_id == row.update_id, turns.c.turn_id.in_(row.turn_ids or ()))
     used = select(turns.c.turn_id, turns.c.state, turns.c.reason, samples.c.reward).outerjoin(samples).where(of_update)
-    about = select(events).where(events.c.kind.in_(("promoted", "rejected", "rollback_asked", "watch_rolled_back")))
+    about = select(events).where(
+        events.c.kind.in_(("promoted", "rejected", "rollback_asked", "watch_rolled_back", "forgotten", "retraining"))
+    )
     return ShownVersion(
         row=row,
         turns=db.execute(used.order_by(turns.c.turn_id)).all() if row.update_id is not None else (),

@@ -10,7 +10,7 @@ from hashlib import sha256
 from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import ColumnElement, Connection, delete, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, delete, func, insert, or_, select, update
 
 from nextstate.errors import TokenMismatch
 from nextstate.store.arrays import (
@@ -236,8 +236,10 @@ def finish_turn(
         finished_at: seconds since the epoch; now by default.
         counted_tokens: reply tokens as counted on their way to the client; a difference quarantines the turn.
     """
-    columns = turns.c.sampling, turns.c.kind, turns.c.placed_because, turns.c.learn
+    columns = turns.c.sampling, turns.c.kind, turns.c.placed_because, turns.c.learn, turns.c.reason
     row = db.execute(select(*columns).where(turns.c.turn_id == turn_id)).one()
+    if row.reason == SkipReason.FORGOTTEN:
+        return  # while it was being answered
     skip, detail = _why_not(row, finish_reason)
     counts = len(reply_ids), len(reply_logprobs), len(reply_versions)
     if set(counts) != {counted_tokens}:
@@ -279,7 +281,7 @@ def _why_not(row: AnyRow, finish_reason: FinishReason) -> tuple[SkipReason | Non
 def leave_out(
     db: Connection, turn_ids: Sequence[int], reason: SkipReason, detail: str, *, at: float | None = None
 ) -> None:
-    """Close turns that will not be trained, with the reason.
+    """Close turns that will not be trained, with the reason. A turn that was forgotten meanwhile stays that.
 
     Args:
         at: when, seconds since the epoch; now by default.
@@ -287,7 +289,8 @@ def leave_out(
     closed_at = func.coalesce(turns.c.finished_at, time.time() if at is None else at)
     values: dict[str, Any] = {"state": TurnState.LEFT_OUT, "reason": reason, "detail": detail, "lease_until": None}
     values["finished_at"] = closed_at
-    db.execute(update(turns).where(turns.c.turn_id.in_(turn_ids)).values(values))
+    there = or_(turns.c.reason.is_(None), turns.c.reason != SkipReason.FORGOTTEN)
+    db.execute(update(turns).where(turns.c.turn_id.in_(turn_ids), there).values(values))
 
 
 def close_interrupted(db: Connection) -> int:

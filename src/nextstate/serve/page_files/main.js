@@ -97,16 +97,7 @@ async function start() {
       $(`tab-${other}`).focus();
     };
   }
-  const me = await get("/api/me");
-  model = me.model;
-  serving(me.version);
-  if (!me.learned_from) {
-    $("learn").checked = false;
-    $("learn").disabled = true;
-    $("learn").title = "Learning is off for this server or this key.";
-  }
-  $("user-label").hidden = !me.users.length;
-  $("user").append(el("option", { value: "" }, "nobody in particular"), ...me.users.map((name) => el("option", { value: name }, name)));
+  // All before the first answer of the server: whoever is quicker must not send a form in the browser's own way.
   $("user").onchange = listSessions;
   $("new-session").onclick = () => {
     newSession();
@@ -128,6 +119,16 @@ async function start() {
     await openSession(id, turn);
   });
   startChat(listSessions, serving);
+  const me = await get("/api/me");
+  model = me.model;
+  serving(me.version);
+  if (!me.learned_from) {
+    $("learn").checked = false;
+    $("learn").disabled = true;
+    $("learn").title = "Learning is off for this server or this key.";
+  }
+  $("user-label").hidden = !me.users.length;
+  $("user").append(el("option", { value: "" }, "nobody in particular"), ...me.users.map((name) => el("option", { value: name }, name)));
   await listSessions();
   if (location.hash === "#learning") show("learning");
 }
