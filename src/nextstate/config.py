@@ -123,7 +123,12 @@ class JudgeConfig(_Section):
     concurrency: PositiveInt = 4
     """Turns judged at once."""
     max_attempts: PositiveInt = 20
-    """A turn whose judge failed this often is left out."""
+    """A turn on which the judge broke this often is left out. A judge that is down or late does not count."""
+    max_wait_s: PositiveFloat = 86_400
+    """A turn that a judge which is down or late has kept waiting for this long is left out."""
+    data_results: bool = True
+    """Count a tool result that is data, such as a number, a record or a listing, and shows no error as good. Prose that
+    a tool returned never counts. False: only a status, an exit code or a test verdict makes a result good."""
 
     @field_validator("base_url")
     @classmethod

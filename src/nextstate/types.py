@@ -171,6 +171,8 @@ class ScoreRequest:
     """First position whose log-prob is wanted, at least 1 (a first token has no context); len(ids) for none."""
     choices: TokenIds = ()
     """Tokens that might come after `ids`; their log-probs come back too."""
+    layers: tuple[int, ...] = ()
+    """Layers, counted from 1, whose hidden state at the last of `ids` comes back too."""
     temperature: float = 1.0
 
 
@@ -181,6 +183,8 @@ class TokenScores:
     choice_logprobs: tuple[float, ...]
     """[len(choices)] nats, normalised over the whole vocabulary."""
     version: int
+    states: tuple[tuple[float, ...], ...] = ()
+    """[len(layers)][H] as the request asked for them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

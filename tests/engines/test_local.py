@@ -18,7 +18,7 @@ from nextstate.engines import adapters, full
 from nextstate.engines.adapters import lora_config
 from nextstate.engines.local import LocalEngine
 from nextstate.engines.model import LoadedModel, load
-from nextstate.engines.packed import forward_packed
+from nextstate.engines.packed import Segment, forward_packed
 from nextstate.errors import AdapterError, AdapterMismatch, ContextLengthExceeded, EngineFault
 from nextstate.learn import checkpoint
 from nextstate.types import BASE, FinishReason, PolicyRef, Sampling, ScoreRequest, TokenChunk, TokenIds
@@ -438,3 +438,21 @@ async def test_versions_published_one_after_another_cut_no_stream_and_every_toke
     for prompt, made in checked:
         expected = under_tagged_versions(models, prompt, made.ids, made.versions)
         assert made.logprobs == pytest.approx(expected, abs=1e-3)
+
+
+async def test_hidden_states_at_the_last_token_are_those_of_a_full_forward_pass(engine: LocalEngine):
+    ids = tuple(range(50, 80))
+    with torch.inference_mode():
+        model = load(str(engine.loaded.path), dtype="float32", device="cpu").model
+        whole = model(
+            input_ids=torch.tensor([ids]), segments=[Segment(0, len(ids))], use_cache=False, output_hidden_states=True
+        )
+    ask = ScoreRequest(ids=ids, start=len(ids), layers=(1, 2))
+    longer = ScoreRequest(ids=(*ids, 90), start=len(ids), choices=(7,))
+    first, other, again = await engine.score([ask, longer, ask], BASE)  # the last finds a cached beginning
+    for scores in (first, again):
+        assert scores.states[0] == pytest.approx(whole.hidden_states[1][0, -1].tolist(), abs=1e-4)
+        assert len(scores.states) == 2
+        assert (scores.logprobs, scores.choice_logprobs) == ((), ())
+    assert other.states == ()
+    assert len(other.logprobs) == 1

@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +18,7 @@ from nextstate import __version__, config, logs
 from nextstate.cli.common import AsJson, Data, err, friendly, open_store, out
 from nextstate.cli.export import export_app
 from nextstate.cli.forget import forget
+from nextstate.cli.judge import judge_app
 from nextstate.cli.keys import keys_app
 from nextstate.cli.learn import learn_app
 from nextstate.cli.report import report
@@ -33,6 +35,7 @@ app.add_typer(turns_app, name="turns")
 app.add_typer(versions_app, name="versions")
 app.add_typer(learn_app, name="learn")
 app.add_typer(model_app, name="model")
+app.add_typer(judge_app, name="judge")
 app.add_typer(keys_app, name="keys")
 app.add_typer(traffic_app, name="traffic")
 app.add_typer(pause_app, name="pause")
@@ -108,6 +111,16 @@ def status(data: Data = None, as_json: AsJson = False) -> None:
         table.add_row("left out", str(count), str(reason))
     out.print(table)
     out.print("verdicts: " + (", ".join(f"{n} {name}" for name, n in found.verdicts.items()) or "none yet"))
+    if found.judge_left_alone_since is not None:
+        since = datetime.fromtimestamp(found.judge_left_alone_since)
+        out.print(f"judge: down since {since:%Y-%m-%d %H:%M:%S}, tried now and then; turns wait and lose nothing")
+    compared = found.judge_against_feedback
+    if sum(compared.values()):
+        out.print(
+            f"judge against explicit feedback: {compared['right']} right, {compared['wrong']} wrong, of these "
+            f"{compared['opposite']} opposite, {compared['abstained']} abstained",
+            soft_wrap=True,
+        )
     out.print("updates: " + (", ".join(f"{n} {name}" for name, n in found.updates.items()) or "none yet"))
     if found.not_learning is not None:
         out.print(f"not learning: {found.not_learning}", markup=False, highlight=False, soft_wrap=True)

@@ -33,6 +33,7 @@ from nextstate.engines.packed import KVCache, forward_packed
 from nextstate.engines.prefixes import PrefixCache
 from nextstate.engines.sampling import Drawn, Sampler, draw
 from nextstate.engines.slots import VersionSlots
+from nextstate.engines.states import recorded
 from nextstate.errors import AdapterError, ContextLengthExceeded, EngineFault, SamplingError
 from nextstate.types import FinishReason, PolicyRef, Sampling, ScoreRequest, TokenChunk, TokenIds, TokenScores
 
@@ -78,7 +79,7 @@ class _Scoring(_Job):
     def rows_wanted(self, end: int) -> list[int]:
         last = len(self.ids) - 1
         first = max(self.cache.length, self.request.start - 1)
-        return [p for p in range(first, end) if p < last or self.request.choices]
+        return [p for p in range(first, end) if p < last or self.request.choices or self.request.layers]
 
 
 class LocalEngine:
@@ -335,9 +336,12 @@ class LocalEngine:
             row += len(piece)
         model = self.loaded.model if self._slots is None else self._slots.activate(version)
         # A forward pass must keep some row; where nobody wants one yet, the last does no harm.
-        logits_KV = forward_packed(
-            model, [piece for _, piece in batch], keep or [row - 1], [job.cache for job, _ in batch]
-        ).float()
+        keep = keep or [row - 1]
+        layers = {layer for job, _ in batch if isinstance(job, _Scoring) for layer in job.request.layers}
+        with recorded(model, layers) as states:
+            logits_KV = forward_packed(
+                model, [piece for _, piece in batch], keep, [job.cache for job, _ in batch]
+            ).float()
         row = 0
         streams: list[_Generation] = []
         stream_rows: list[int] = []
@@ -346,7 +350,8 @@ class LocalEngine:
                 streams.append(job)
                 stream_rows.append(row)
             elif isinstance(job, _Scoring):
-                self._collect_scores(job, logits_KV[row : row + len(positions)], positions, version)
+                at_last = {layer: states[layer][keep[row + len(positions) - 1]] for layer in job.request.layers}
+                self._collect_scores(job, logits_KV[row : row + len(positions)], positions, at_last, version)
             row += len(positions)
         if streams:
             for stream, drawn in zip(streams, draw(logits_KV[stream_rows], [j.sampler for j in streams]), strict=True):
@@ -394,7 +399,9 @@ class LocalEngine:
         if finish is not None:
             self._retire(job)
 
-    def _collect_scores(self, job: _Scoring, rows_KV: Tensor, positions: list[int], version: int) -> None:
+    def _collect_scores(
+        self, job: _Scoring, rows_KV: Tensor, positions: list[int], states: dict[int, Tensor], version: int
+    ) -> None:
         logprobs_KV = (rows_KV / job.request.temperature).log_softmax(-1)
         choices: tuple[float, ...] = ()
         for row, position in zip(logprobs_KV, positions, strict=True):
@@ -404,7 +411,14 @@ class LocalEngine:
             else:
                 choices = tuple(float(row[c]) for c in job.request.choices)
         if job.cache.length == len(job.ids):
-            job.deliver(TokenScores(logprobs=tuple(job.logprobs), choice_logprobs=choices, version=version))
+            job.deliver(
+                TokenScores(
+                    logprobs=tuple(job.logprobs),
+                    choice_logprobs=choices,
+                    states=tuple(tuple(states[layer].tolist()) for layer in job.request.layers),
+                    version=version,
+                )
+            )
             self._retire(job)
 
     def _retire(self, job: _Job) -> None:

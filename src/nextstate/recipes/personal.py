@@ -13,16 +13,18 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from nextstate.config import Config, StoreConfig
 from nextstate.engines.adapters import lora_config
+from nextstate.engines.builtin import cache_dir
 from nextstate.engines.local import LocalEngine
 from nextstate.engines.model import LoadedModel, load, resolve
-from nextstate.judge.judge import EvidenceFirst, Judge
-from nextstate.judge.loop import judge_loop
+from nextstate.judge.judge import EvidenceFirst
+from nextstate.judge.loop import feedback_loop, judge_loop
 from nextstate.judge.sampled import SampledJudge
 from nextstate.judge.scored import ScoredJudge
 from nextstate.learn.publish import publish_loop, serve_newest
@@ -99,6 +101,9 @@ async def _run(
                 ),
                 keep_trainer_running(store, config),
             ]
+            voter = judge.inner
+            if isinstance(voter, ScoredJudge):
+                loops.append(keep_going(store, "feedback", lambda: feedback_loop(store, voter)))
             if config.watch.enabled:
                 loops.append(keep_going(store, "watch", lambda: watch_loop(store, config.watch)))
         host, port = listener.getsockname()[:2]
@@ -154,21 +159,36 @@ def make_engine(loaded: LoadedModel, config: Config) -> LocalEngine:
     return engine
 
 
-def make_judge(engine: LocalEngine, loaded: LoadedModel, config: Config) -> Judge:
-    """Facts first, then votes: of an endpoint where one is configured, else of the local base weights."""
-    if config.judge.base_url is not None:
+def make_judge(engine: LocalEngine | None, loaded: LoadedModel | None, config: Config) -> EvidenceFirst:
+    """Facts first, then votes: of an endpoint where one is configured, else of the local base weights.
+
+    Args:
+        engine: with its model; None where an endpoint is configured and no model was loaded.
+    """
+    if config.judge.base_url is not None or engine is None or loaded is None:
         key = config.judge.api_key
-        return EvidenceFirst(
-            SampledJudge(
-                base_url=config.judge.base_url,
-                model=config.judge.model,
-                api_key=key.get_secret_value() if key is not None else "",
-                votes=config.judge.votes,
-                deadline_s=config.judge.deadline_s,
-                max_concurrency=config.judge.concurrency,
-            )
+        inner: SampledJudge | ScoredJudge = SampledJudge(
+            base_url=config.judge.base_url or "",
+            model=config.judge.model,
+            api_key=key.get_secret_value() if key is not None else "",
+            votes=config.judge.votes,
+            deadline_s=config.judge.deadline_s,
+            max_concurrency=config.judge.concurrency,
         )
-    return EvidenceFirst(ScoredJudge(engine, loaded.tokenizer, model=loaded.name))
+    else:
+        inner = ScoredJudge(
+            engine,
+            loaded.tokenizer,
+            model=loaded.name,
+            heads=heads_dir(),
+            learned=config.data / "judge-head.safetensors",
+        )
+    return EvidenceFirst(inner, data_results=config.judge.data_results)
+
+
+def heads_dir() -> Path:
+    """Where heads are kept that `nextstate judge fit` has made."""
+    return cache_dir() / "judge-heads"
 
 
 async def expire_loop(store: Store, limits: StoreConfig) -> None:

@@ -76,6 +76,16 @@ class _FromStore(Collector):
         for value, count in now.verdicts.items():
             verdicts.add_metric([value], count)
         yield verdicts
+        left_alone = now.judge_left_alone_since is not None
+        yield GaugeMetricFamily("nextstate_judge_left_alone", "1 while the judge is down", value=int(left_alone))
+        against = GaugeMetricFamily(
+            "nextstate_judge_against_feedback",
+            "Verdicts on turns with explicit feedback, by outcome",
+            labels=["outcome"],
+        )
+        for outcome, count in now.judge_against_feedback.items():
+            against.add_metric([outcome], count)
+        yield against
         updates = GaugeMetricFamily("nextstate_updates", "Updates by state", labels=["state"])
         for state, count in now.updates.items():
             updates.add_metric([state], count)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import Column, Connection, Select, func, or_, select
 
 from nextstate.store.forgetting import NOBODY, marked_versions
+from nextstate.store.judging import judge_against_feedback, judge_left_alone
 from nextstate.store.learning import serving_version
 from nextstate.store.schema import (
     events,
@@ -55,6 +56,11 @@ class Status:
     """Since when nothing is trained or published, seconds since the epoch; None: learning is not paused."""
     not_learning: str | None = None
     """Why the trainer does not run, where it fits into no memory; None: that is not so."""
+    judge_left_alone_since: float | None = None
+    """Seconds since the epoch, where the judge failed so often that it is only tried now and then; None: it is not."""
+    judge_against_feedback: dict[str, int] = field(default_factory=dict)
+    """Turns on which people gave feedback and the judge had given a verdict of its own: 'right', 'wrong', 'opposite'
+    (among the wrong), 'abstained'."""
 
     @property
     def accounted_for(self) -> bool:
@@ -103,6 +109,8 @@ def status(db: Connection, *, since: float | None = None) -> Status:
         ),
         marked=marked_versions(db),
         not_learning=why_not_learning(db),
+        judge_left_alone_since=judge_left_alone(db),
+        judge_against_feedback=judge_against_feedback(db),
     )
 
 
