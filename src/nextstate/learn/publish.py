@@ -29,26 +29,32 @@ async def publish_loop(store: Store, engine: LocalEngine, data: Path, gate: Gate
     crash    the candidate is still one, and is examined again
     """
     while True:
-        row = await store.read(learning.candidate)
-        if row is None:
+        if not await publish_next(store, engine, data, gate, exact=exact):
             await asyncio.sleep(0.2)
-            continue
-        if row.version == BASE.version:  # somebody went back to it; there is nothing to load or to examine
-            engine.serve_version(row.version)
-            await store.write(learning.promote, row.version, {})
-            continue
-        if row.served_at is None and row.parent_version != await store.read(learning.serving_version):
-            await store.write(learning.give_back, row.version)
-            log.warning("version %d was built on version %d, which no longer serves", row.version, row.parent_version)
-            continue
-        result = await examine(engine, row.version, data / row.artifact, gate, exact=exact)
-        if result.passed:
-            engine.serve_version(row.version)
-            await store.write(learning.promote, row.version, {**result.measured, "why": result.why})
-            log.info("version %d serves; %s", row.version, dict(result.measured))
-        else:
-            await store.write(learning.reject, row.version, result.why, result.measured)
-            log.warning("version %d was rejected: %s", row.version, result.why)
+
+
+async def publish_next(store: Store, engine: LocalEngine, data: Path, gate: GateConfig, *, exact: bool) -> bool:
+    """Decide about the candidate, as `publish_loop` says. Returns whether there was one."""
+    row = await store.read(learning.candidate)
+    if row is None:
+        return False
+    if row.version == BASE.version:  # somebody went back to it; there is nothing to load or to examine
+        engine.serve_version(row.version)
+        await store.write(learning.promote, row.version, {})
+        return True
+    if row.served_at is None and row.parent_version != await store.read(learning.serving_version):
+        await store.write(learning.give_back, row.version)
+        log.warning("version %d was built on version %d, which no longer serves", row.version, row.parent_version)
+        return True
+    result = await examine(engine, row.version, data / row.artifact, gate, exact=exact)
+    if result.passed:
+        engine.serve_version(row.version)
+        await store.write(learning.promote, row.version, {**result.measured, "why": result.why})
+        log.info("version %d serves; %s", row.version, dict(result.measured))
+    else:
+        await store.write(learning.reject, row.version, result.why, result.measured)
+        log.warning("version %d was rejected: %s", row.version, result.why)
+    return True
 
 
 async def serve_newest(store: Store, engine: LocalEngine, data: Path) -> int:
