@@ -16,6 +16,7 @@ from rich.table import Table
 
 from nextstate import __version__, config
 from nextstate.cli.common import AsJson, Data, err, friendly, open_store, out
+from nextstate.cli.evaluate import eval_app
 from nextstate.cli.keys import keys_app
 from nextstate.cli.traffic import traffic_app
 from nextstate.cli.versions import versions_app
@@ -29,6 +30,7 @@ app.add_typer(versions_app, name="versions")
 app.add_typer(model_app, name="model")
 app.add_typer(keys_app, name="keys")
 app.add_typer(traffic_app, name="traffic")
+app.add_typer(eval_app, name="eval")
 
 
 @app.command()

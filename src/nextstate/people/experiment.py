@@ -100,6 +100,8 @@ class Outcome:
     turns: Mapping[str, int]
     """What became of all turns: 'trained', or why not."""
     updates: list[dict[str, Any]]
+    settings: Mapping[str, Any]
+    """The model, and every setting of engine, learn and gate that is not at its default."""
 
 
 MakePerson = Callable[[Persona, Task, int], Person]
@@ -128,8 +130,9 @@ async def run(
     }
     make_person = make_person or (lambda persona, task, seed: TemplatePerson(persona, task, seed=seed))
     found = Outcome(
-        first_answers={persona.name: [] for persona in plan.personas}, verdicts=Counter(), turns={}, updates=[]
-    )
+        first_answers={persona.name: [] for persona in plan.personas}, verdicts=Counter(), turns={}, updates=[],
+        settings=_changed(config),
+    )  # fmt: skip
     memory: dict[str, list[str]] = {persona.name: [] for persona in plan.personas}
     async with _lab(config, learns=learns) as lab:
         for begin in range(0, plan.sessions, plan.round_sessions):
@@ -138,7 +141,7 @@ async def run(
                     persona=persona,
                     person=make_person(persona, brought[persona.name][n], _seed(plan.seed, persona.name, n)),
                     seed=_seed(plan.seed, persona.name, n, "answers"),
-                    system=_system(memory[persona.name]) if plan.method == "memory" else None,
+                    system=remembered(memory[persona.name]) if plan.method == "memory" else None,
                 )
                 for persona in plan.personas
                 for n in range(begin, min(begin + plan.round_sessions, plan.sessions))
@@ -165,6 +168,12 @@ def settings(plan: Run, folder: Path, *, config_file: Path = LEARNING, model: st
     if plan.method not in ("none", "memory"):
         options["learn"] = {"objective": plan.method, "seed": plan.seed}
     return configuration.load(config_file, **options)
+
+
+def _changed(config: Config) -> dict[str, Any]:
+    sections = {"engine": config.engine, "learn": config.learn, "gate": config.gate}
+    changed = {name: section.model_dump(exclude_defaults=True) for name, section in sections.items()}
+    return {"model": config.model, **changed}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -324,7 +333,7 @@ async def _learn(lab: _Lab) -> None:
         await publish_next(store, lab.engine, config.data, config.gate, exact=exact)
 
 
-def _system(corrections: Sequence[str]) -> str | None:
+def remembered(corrections: Sequence[str]) -> str | None:
     """What the memory method puts before a session; nothing before there is anything to remember."""
     newest = list(dict.fromkeys(reversed(corrections)))[:MEMORY_CORRECTIONS]
     if not newest:

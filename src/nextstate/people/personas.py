@@ -37,8 +37,8 @@ class Persona:
 STUDENT = Persona(
     name="student",
     wish=HANDWRITTEN,
-    opening="{problem}\n\nKeep it short and show the steps.",
-    max_tokens=110,
+    opening="{problem}\n\nList the two steps and the answer.",
+    max_tokens=130,
     error_share=0.0,
     complaints={
         Fault.BOLD: (
@@ -86,26 +86,26 @@ _COMMENT_ON = "Problem: {problem}\nAnna's solution: {steps}\n\n"
 ASSISTANT_TEACHER = Persona(
     name="assistant-teacher",
     wish=THOROUGH,
-    opening=_COMMENT_ON + "Write a short comment on Anna's solution.",
-    max_tokens=200,
+    opening=_COMMENT_ON + "Write two or three sentences to Anna about her solution.",
+    max_tokens=170,
     error_share=0.3,
     complaints={
-        Fault.TOO_SHORT: (
-            "That is too short.",
-            "Too short for a comment.",
-            "Much too brief.",
-            "She can't learn anything from so little.",
-            "There is hardly anything in that comment.",
-            "That comment is not thorough enough.",
+        Fault.NO_PRAISE: (
+            "No, that is too cold.",
+            "That sounds much too cold.",
+            "There is no praise in that, I don't like it.",
+            "You forgot the praise.",
+            "That is not friendly enough.",
+            "No, that would make her sad.",
         ),
         Fault.NO_SENTENCE: ("I can't make anything of that.", "That is no comment.", "That tells her nothing."),
     },
     directives=(
-        "Please write a long comment, with more detail.",
-        "Write a long and detailed comment.",
-        "I want a long comment that goes through every step.",
-        "Please write a much longer comment, in detail.",
-        "A long, detailed comment, please.",
+        "Start with praise: 'Well done, Anna!'",
+        "Please praise her: 'Well done, Anna!'",
+        "Praise her work first, please.",
+        "Please start with some praise for her.",
+        "Praise her warmly, please.",
     ),
     thanks=(
         "Thanks, that is a thorough comment.",
@@ -120,8 +120,8 @@ ASSISTANT_TEACHER = Persona(
 TEACHER = Persona(
     name="teacher",
     wish=WARM,
-    opening=_COMMENT_ON + "Write one or two sentences to Anna about her solution.",
-    max_tokens=110,
+    opening=_COMMENT_ON + "Write one sentence to Anna about her solution.",
+    max_tokens=90,
     error_share=0.3,
     complaints={
         Fault.NO_PRAISE: (

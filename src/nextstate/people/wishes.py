@@ -89,7 +89,7 @@ def count_tokens(text: str) -> int:
 COMMENT_TOKENS = 100
 """Fewest tokens of a comment that the assistant teacher takes."""
 
-_BOLD = re.compile(r"\*\*[^*\n]+\*\*|__[^_\n]+__|<(?:b|strong)>", re.IGNORECASE)
+_BOLD = re.compile(r"\*\*[^\s*][^*\n]*\*\*|__[^_\n]+__|<(?:b|strong)>", re.IGNORECASE)
 _NUMBERED = re.compile(r"^[ \t>*#]*(?:step[ \t]+)?\d{1,2}[.):](?=\s|$)", re.MULTILINE | re.IGNORECASE)
 _BOXED = re.compile(r"\\f?boxed\b")
 _PRAISE = re.compile(
