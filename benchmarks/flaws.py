@@ -80,11 +80,10 @@ def retokenised(counts: Counter[str] | None = None) -> Iterator[None]:
     def flawed(sample: Sample, advantage: float, tokenizer: Any, **options: Any) -> Row:
         row = make_row(sample, advantage, tokenizer, **options)
         text = tokenizer.decode(row.reply_ids, skip_special_tokens=True)
-        rendered = {"tokenize": False, "sanitize_control_tokens": True}
         messages = [dict(message) for message in sample.messages]
         answered = [*messages, {"role": "assistant", "content": text}]
-        prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, **rendered)
-        whole = tokenizer.apply_chat_template(answered, **rendered)
+        prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        whole = tokenizer.apply_chat_template(answered, tokenize=False)
         ids = tuple(tokenizer.encode(whole.removeprefix(prompt), add_special_tokens=False))
         n = len(ids)
         if counts is not None:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.flaws import FLAWS as FLAWS_IN_ORDER
 from nextstate.people import results
 from nextstate.people.experiment import METHODS
 from nextstate.people.personas import PERSONAS
@@ -54,7 +55,9 @@ def until_table(records: Sequence[Record]) -> str:
             continue
         columns = [_until(cells[name]) if name in cells else "" for name in PERSONAS]
         # Of each seed the mean over personas, so that the interval is over runs.
-        per_seed = [sum(values) / len(values) for values in zip(*(c.sessions_until for c in cells.values()), strict=False)]
+        per_seed = [
+            sum(values) / len(values) for values in zip(*(c.sessions_until for c in cells.values()), strict=False)
+        ]
         rows.append([method, *columns, _interval(per_seed)])
     return _markdown(["method", *PERSONAS, "mean"], rows)
 
@@ -107,9 +110,12 @@ def update_table(records: Sequence[Record]) -> str:
 
 
 def flaws_table(records: Sequence[Record]) -> str:
+    """What each flaw costs, beside the same experiment without it."""
     rows = []
-    for flaw in dict.fromkeys(record["flaw"] for record in sorted(records, key=lambda r: (r["flaw"] != "as-it-should-be", int(r["flaw"].strip("W") if r["flaw"][1:].isdigit() else 0)))):
+    for flaw in FLAWS_IN_ORDER:
         own = [record for record in records if record["flaw"] == flaw]
+        if not own:
+            continue
         found = cell(own, own[0]["personas"][0])
         assert found is not None
         last = [record["updates"][-1]["divergence"] for record in own if record["updates"]]

@@ -53,9 +53,7 @@ def make_run(tmp_path: Path, tiny_model_path: Path, monkeypatch: pytest.MonkeyPa
     file.write_text(SETTINGS)
 
     def make(plan: Run, folder: str = "run") -> Outcome:
-        return asyncio.run(
-            run(plan, tmp_path / folder, config_file=file, model=str(tiny_model_path), tasks=some_tasks)
-        )
+        return asyncio.run(run(plan, tmp_path / folder, config_file=file, model=str(tiny_model_path), tasks=some_tasks))
 
     return make
 

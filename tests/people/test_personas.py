@@ -4,7 +4,8 @@ import itertools
 
 import pytest
 
-from nextstate.people.personas import ASSISTANT_TEACHER, PERSONAS, STUDENT, TEACHER, Persona
+from nextstate.judge.hints import directive
+from nextstate.people.personas import ASSISTANT_TEACHER, COMPLAINTS, PERSONAS, STUDENT, TEACHER, Persona
 from nextstate.people.tasks import Task
 from nextstate.people.wishes import HANDWRITTEN, THOROUGH, WARM, Fault, count_tokens
 
@@ -64,31 +65,27 @@ def test_the_teacher_wants_praise(reply: str, met: bool):
     assert WARM.met(reply) is met
 
 
-@pytest.mark.parametrize("persona", PERSONAS.values(), ids=str)
-def test_a_persona_can_say_what_is_wrong_with_every_answer_that_its_rule_refuses(persona: Persona):
-    of_its_rule = {
-        "student": {Fault.BOLD, Fault.NUMBERED_LIST, Fault.BOXED, Fault.STEPS_MISSING},
-        "assistant-teacher": {Fault.TOO_SHORT},
-        "teacher": {Fault.NO_PRAISE},
-    }[persona.name]
-    assert set(persona.complaints) == of_its_rule | {Fault.NO_SENTENCE}
-    for words in (*persona.complaints.values(), persona.directives, persona.thanks):
-        assert len(set(words)) == len(words) >= 3
+@pytest.mark.parametrize("persona", PERSONAS.values(), ids=lambda persona: persona.name)
+def test_what_a_persona_says_varies_and_never_thanks_and_complains_at_once(persona: Persona):
+    for words in (COMPLAINTS, persona.directives, persona.thanks):
+        assert len(set(words)) == len(words) >= 5
+    assert not set(persona.thanks) & {*COMPLAINTS, *persona.directives}
 
 
-@pytest.mark.parametrize("persona", PERSONAS.values(), ids=str)
-def test_the_same_words_never_thank_and_complain(persona: Persona):
-    assert not set(persona.thanks) & {*itertools.chain.from_iterable(persona.complaints.values()), *persona.directives}
+@pytest.mark.parametrize("persona", PERSONAS.values(), ids=lambda persona: persona.name)
+def test_what_reaches_the_teacher_as_a_hint_is_the_wish_and_not_the_complaint(persona: Persona):
+    for complaint, wish in itertools.product(COMPLAINTS, persona.directives):
+        assert directive(f"{complaint} {wish}") == wish
 
 
-@pytest.mark.parametrize("persona", PERSONAS.values(), ids=str)
+@pytest.mark.parametrize("persona", PERSONAS.values(), ids=lambda persona: persona.name)
 def test_a_session_opens_with_the_task_and_without_the_wish(persona: Persona):
     task = Task(problem="How many clips?", steps="48 + 24 = 72", planted_error=False)
     opening = persona.open(task)
     assert "How many clips?" in opening
     assert ("48 + 24 = 72" in opening) is (persona is not STUDENT)
-    for named in ("list", "bold", "box", "plain", "long", "detail", "praise", "warm", "friendly", "well done"):
-        assert named not in opening.lower().replace("list the steps", "")
+    for named in ("number", "bold", "box", "plain", "long", "detail", "praise", "warm", "friendly", "well done"):
+        assert named not in opening.lower()
 
 
 def test_there_are_three():

@@ -5,19 +5,18 @@ import json
 import httpx
 import openai
 
-from nextstate.people.personas import STUDENT, TEACHER
+from nextstate.people.personas import COMPLAINTS, STUDENT, TEACHER
 from nextstate.people.reacting import EndpointPerson, TemplatePerson
 from nextstate.people.tasks import Task
-from nextstate.people.wishes import Fault
 
 TASK = Task(problem="How many clips?", steps="48 + 24 = 72", planted_error=False)
 
 
-async def test_a_complaint_says_what_is_wrong_and_what_is_wished():
+async def test_a_correction_complains_and_names_the_wish():
     person = TemplatePerson(TEACHER, TASK, seed=1)
     reaction = await person.react("Your answer of 72 is right.")
     assert reaction.correction
-    assert any(reaction.words.startswith(words) for words in TEACHER.complaints[Fault.NO_PRAISE])
+    assert any(reaction.words.startswith(words) for words in COMPLAINTS)
     assert any(reaction.words.endswith(words) for words in TEACHER.directives)
 
 
@@ -56,4 +55,3 @@ async def test_a_model_can_play_the_person_and_is_told_what_to_say():
     assert "Thank the assistant" in told_later
     assert heard.endswith("Assistant: It is right.")
     assert heard_later.endswith("You: I would like some praise.\n\nAssistant: Well done, Anna!")
-

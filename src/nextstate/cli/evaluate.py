@@ -36,7 +36,7 @@ def people(
     joint: Annotated[bool, typer.Option("--joint", help="One model serves all three at once.")] = False,
     sessions: Annotated[int, typer.Option(help="Of each persona.", min=3)] = 32,
     model: Annotated[str | None, typer.Option(help="A hub name, a folder, or the built-in model.")] = None,
-    config_file: Annotated[Path | None, typer.Option("--config", help="A TOML file in place of the built-in one.")] = None,
+    config_file: Annotated[Path | None, typer.Option("--config", help="A TOML file, not the built-in one.")] = None,
     into: Annotated[
         Path, typer.Option("--out", help="Folder of the records; a run that has one is not made again.")
     ] = Path("people-results"),
@@ -104,26 +104,22 @@ def _show(folder: Path, plans: list[Run], *, as_json: bool) -> None:
     from nextstate.people import results
     from nextstate.report.stats import mean_interval
 
-    names = {plan.name for plan in plans}
-    records = [json.loads((folder / f"{name}.json").read_text()) for name in sorted(names) if (folder / f"{name}.json").exists()]
+    files = [folder / f"{plan.name}.json" for plan in plans]
+    records = [json.loads(file.read_text()) for file in files if file.exists()]
     cells = []
-    for group in dict.fromkeys(plan.personas for plan in plans):
+    for group in dict.fromkeys(tuple(persona.name for persona in plan.personas) for plan in plans):
         for method in dict.fromkeys(plan.method for plan in plans):
-            own = [r for r in records if r["method"] == method and r["personas"] == [p.name for p in group]]
-            for persona in group:
-                found = results.cell(own, persona.name)
-                if found is not None:
-                    cells.append((persona.name, method, found))
+            own = [r for r in records if r["method"] == method and r["personas"] == list(group)]
+            cells += [(name, method, found) for name in group if (found := results.cell(own, name)) is not None]
     if as_json:
-        print(json.dumps([{"persona": persona, "method": method, **asdict(found)} for persona, method, found in cells]))
+        print(json.dumps([{"persona": name, "method": method, **asdict(found)} for name, method, found in cells]))
         return
     table = Table("persona", "method", "runs", "sessions until it sticks", "never", "first round", "last third")
-    for persona, method, found in cells:
+    for name, method, found in cells:
         mean, low, high = mean_interval(found.sessions_until)
         shares = [f"{sum(values) / len(values):.0%}" for values in (found.first_round, found.at_the_end)]
         interval = f"{mean:.1f}" if len(found.until) == 1 else f"{mean:.1f} ({low:.1f} to {high:.1f})"
-        table.add_row(persona, method, str(len(found.until)), interval, str(found.censored), *shares)
+        table.add_row(name, method, str(len(found.until)), interval, str(found.censored), *shares)
     out.print(table)
-    missing = len(names) - len(records)
-    if missing:
-        out.print(f"{missing} runs are still being made by another process.")
+    if len(records) < len(files):
+        out.print(f"{len(files) - len(records)} runs are still being made by another process.")

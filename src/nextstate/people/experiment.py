@@ -4,7 +4,7 @@ All parts are the product's own, in this process: requests go through the HTTP a
 placed and kept in a store, the configured judge reads what the persona said next, `run_update` trains, and the gate
 decides about the version. Only the loops' timing is replaced by lockstep rounds, so that a seed gives the same run:
 
-    round    sessions opened at once, first answers ─▶ reactions ─▶ second answers ─▶ reactions
+    round    sessions opened at once: first answers ─▶ reactions (─▶ second answers ─▶ ...)
              ─▶ verdicts on all turns ─▶ updates ─▶ gate ─▶ the next round begins on the new version
 
 The persona's rule measures the answers. It never reaches the model: verdicts and hints come from the judge, which
@@ -53,11 +53,8 @@ the others  what `learn.objective` is called"""
 LEARNING = Path(__file__).with_name("experiment.toml")
 
 MEMORY = "What this user has asked for before:\n{corrections}"
-MEMORY_CORRECTIONS = 8
+MEMORY_CORRECTIONS = 5
 """The newest different ones; more would push the question out of a small model's sight."""
-
-ANSWERS = 2
-"""Most answers that a persona reacts to in one session."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,10 +64,13 @@ class Run:
     method: Method
     seed: int
     """Of tasks, words and sampling. Runs that differ in nothing but the method have the same tasks."""
-    sessions: int = 32
+    sessions: int = 40
     """Of each persona."""
     round_sessions: int = 8
     """Of each persona, at once; the model learns between rounds."""
+    answers: int = 1
+    """Most answers that a persona reacts to in one session. With one, the first answer is all that is judged and
+    trained, and it is what is measured."""
     temperature: float = 0.7
 
     @property
@@ -109,15 +109,21 @@ MakePerson = Callable[[Persona, Task, int], Person]
 
 
 async def run(
-    plan: Run, folder: Path, *, config_file: Path = LEARNING, model: str | None = None, make_person: MakePerson | None = None,
+    plan: Run,
+    folder: Path,
+    *,
+    config_file: Path = LEARNING,
+    model: str | None = None,
+    make_person: MakePerson | None = None,
     tasks: Callable[..., Sequence[Task]] = make_tasks,
-) -> Outcome:  # fmt: skip
+) -> Outcome:
     """Run one experiment.
 
     Args:
         folder: for the store and the versions; made, and left behind.
         model: None for the configured one.
         make_person: None for people who speak in templates.
+        tasks: makes so many, given a seed and a share of planted errors, as `make_tasks` does.
 
     Raises:
         NextstateError: the model, the configuration or the tasks cannot be had.
@@ -141,6 +147,7 @@ async def run(
                     persona=persona,
                     person=make_person(persona, brought[persona.name][n], _seed(plan.seed, persona.name, n)),
                     seed=_seed(plan.seed, persona.name, n, "answers"),
+                    answers=plan.answers,
                     system=remembered(memory[persona.name]) if plan.method == "memory" else None,
                 )
                 for persona in plan.personas
@@ -189,6 +196,7 @@ class _Talk:
     persona: Persona
     person: Person
     seed: int
+    answers: int
     system: str | None
     messages: list[dict[str, str]] = field(default_factory=list)
     turns: list[_Turn] = field(default_factory=list)
@@ -214,7 +222,7 @@ class _Talk:
         reaction = await self.person.react(text)
         if reaction.correction:
             self.corrections.append(reaction.words)
-        self.over = not reaction.correction or len(self.turns) == ANSWERS
+        self.over = not reaction.correction or len(self.turns) == self.answers
         self.messages += [{"role": "assistant", "content": text}, {"role": "user", "content": reaction.words}]
 
 
@@ -272,8 +280,7 @@ async def _converse(lab: _Lab, talks: Sequence[_Talk], temperature: float) -> No
     while going:
         for talk, response in zip(going, await _ask(lab, going, temperature), strict=True):
             await talk.go_on(response)
-        leaving = [talk for talk in going if talk.over]
-        await _ask(lab, leaving, temperature)
+        await _ask(lab, [talk for talk in going if talk.over], temperature)
         going = [talk for talk in going if not talk.over]
 
 
@@ -292,7 +299,8 @@ async def _ask(lab: _Lab, talks: Sequence[_Talk], temperature: float) -> list[ht
                 "session_done": talk.over,
             }
             asked.append(asyncio.create_task(lab.http.post("/v1/chat/completions", json=body)))
-            while sum(lab.engine.load) < len(asked) and not asked[-1].done():
+            # The engine's queue is no event to wait for.
+            while sum(lab.engine.load) < len(asked) and not asked[-1].done():  # noqa: ASYNC110
                 await asyncio.sleep(0.0005)
     responses = await asyncio.gather(*asked)
     for response in responses:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nextstate.people.tasks import Task
-from nextstate.people.wishes import HANDWRITTEN, THOROUGH, WARM, Fault, Wish
+from nextstate.people.wishes import HANDWRITTEN, THOROUGH, WARM, Wish
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,15 +23,25 @@ class Persona:
     """Of an answer: room for the wish and something over."""
     error_share: float
     """Of the solutions brought along, how many have a planted error."""
-    complaints: Mapping[Fault, tuple[str, ...]]
-    """What is wrong with an answer that has this fault."""
     directives: tuple[str, ...]
-    """The wish, in the persona's own words; one follows each complaint."""
+    """The wish, in the persona's own words; one of them follows each complaint."""
     thanks: tuple[str, ...]
     """What is said to an answer that is as wished."""
 
     def open(self, task: Task) -> str:
         return self.opening.format(problem=task.problem, steps=task.steps)
+
+
+COMPLAINTS = (
+    "That is not what I wanted.",
+    "That is not what I need.",
+    "No, that is not how I want it.",
+    "Sorry, that is not good enough.",
+    "That is not right for me.",
+    "That was not what I asked for.",
+    "That is not useful to me.",
+)
+"""What any of them says first to an answer that is not as wished."""
 
 
 STUDENT = Persona(
@@ -40,30 +50,6 @@ STUDENT = Persona(
     opening="{problem}\n\nList the two steps and the answer.",
     max_tokens=130,
     error_share=0.0,
-    complaints={
-        Fault.BOLD: (
-            "I can't hand in something with bold text.",
-            "Nobody writes bold text by hand.",
-            "The bold words give it away.",
-        ),
-        Fault.NUMBERED_LIST: (
-            "I don't like the numbered list.",
-            "No numbered list, please.",
-            "My teacher will see that a machine wrote this list.",
-            "A numbered list looks wrong in my homework.",
-        ),
-        Fault.BOXED: (
-            "Nobody puts a box around the answer.",
-            "The boxed answer has to go.",
-            "No box around the answer, please.",
-        ),
-        Fault.STEPS_MISSING: (
-            "The steps are missing.",
-            "I need to see how you got there.",
-            "That is not a solution, the steps are missing.",
-        ),
-        Fault.NO_SENTENCE: ("I can't make anything of that.", "That is no answer.", "That tells me nothing."),
-    },
     directives=(
         "Write it in plain sentences, in one paragraph.",
         "Please write the steps as plain sentences in one paragraph.",
@@ -86,26 +72,15 @@ _COMMENT_ON = "Problem: {problem}\nAnna's solution: {steps}\n\n"
 ASSISTANT_TEACHER = Persona(
     name="assistant-teacher",
     wish=THOROUGH,
-    opening=_COMMENT_ON + "Write two or three sentences to Anna about her solution.",
-    max_tokens=170,
+    opening=_COMMENT_ON + "Write two sentences to Anna about her solution.",
+    max_tokens=180,
     error_share=0.3,
-    complaints={
-        Fault.NO_PRAISE: (
-            "No, that is too cold.",
-            "That sounds much too cold.",
-            "There is no praise in that, I don't like it.",
-            "You forgot the praise.",
-            "That is not friendly enough.",
-            "No, that would make her sad.",
-        ),
-        Fault.NO_SENTENCE: ("I can't make anything of that.", "That is no comment.", "That tells her nothing."),
-    },
     directives=(
-        "Start with praise: 'Well done, Anna!'",
-        "Please praise her: 'Well done, Anna!'",
-        "Praise her work first, please.",
-        "Please start with some praise for her.",
-        "Praise her warmly, please.",
+        "Please write two long paragraphs.",
+        "Please write two paragraphs, and go through every step.",
+        "I want a detailed letter to her.",
+        "Please write her a long letter.",
+        "Please write her two detailed paragraphs.",
     ),
     thanks=(
         "Thanks, that is a thorough comment.",
@@ -123,23 +98,12 @@ TEACHER = Persona(
     opening=_COMMENT_ON + "Write one sentence to Anna about her solution.",
     max_tokens=90,
     error_share=0.3,
-    complaints={
-        Fault.NO_PRAISE: (
-            "That is too cold.",
-            "That sounds cold.",
-            "There is no praise in it.",
-            "You forgot to praise her.",
-            "That is not friendly enough.",
-            "Anna would be sad to read that.",
-        ),
-        Fault.NO_SENTENCE: ("I can't make anything of that.", "That is no comment.", "That tells her nothing."),
-    },
     directives=(
-        "Praise her, with 'Well done!' or 'Great job!'",
-        "Please praise her warmly, for example with 'Well done!'",
-        "Be warm and say 'Great job!' or 'Well done!'",
-        "Start with praise such as 'Well done, Anna!'",
-        "Please be friendly and praise her: 'Great work, Anna!'",
+        "Please start with 'Great job, Anna!'",
+        "Start with 'Well done, Anna!'",
+        "Begin with 'Great work, Anna!', please.",
+        "Please begin with 'Great job, Anna!'",
+        "Start with praise, like 'Great job, Anna!'",
     ),
     thanks=(
         "Thanks, that is lovely and warm.",

@@ -15,7 +15,7 @@ from typing import Protocol
 import openai
 from openai.types.chat import ChatCompletionMessageParam
 
-from nextstate.people.personas import Persona
+from nextstate.people.personas import COMPLAINTS, Persona
 from nextstate.people.tasks import Task
 
 
@@ -46,10 +46,9 @@ class TemplatePerson:
 
     async def react(self, answer: str) -> Reaction:
         persona = self._persona
-        fault = persona.wish.fault(answer)
-        if fault is None:
+        if persona.wish.met(answer):
             return Reaction(words=self._random.choice(persona.thanks), correction=False)
-        words = f"{self._random.choice(persona.complaints[fault])} {self._random.choice(persona.directives)}"
+        words = f"{self._random.choice(COMPLAINTS)} {self._random.choice(persona.directives)}"
         return Reaction(words=words, correction=True)
 
 

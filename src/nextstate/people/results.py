@@ -22,13 +22,14 @@ _SHOWN_CHARS = 400
 
 
 def as_json(plan: Run, outcome: Outcome, *, cpu_s: float) -> dict[str, Any]:
-    """A run's record. In `met`, '#' is a first answer as wished and '.' is none; `cut` marks with 'x' what broke off."""
+    """A run's record. In `met` a # is a first answer as wished; in `cut` an x is one that broke off."""
     return {
         "personas": [persona.name for persona in plan.personas],
         "method": plan.method,
         "seed": plan.seed,
         "sessions": plan.sessions,
         "round_sessions": plan.round_sessions,
+        "answers": plan.answers,
         "temperature": plan.temperature,
         "settings": outcome.settings,
         "first_answers": {
@@ -94,7 +95,7 @@ def read(folder: Path) -> list[dict[str, Any]]:
         try:
             records.append(json.loads(file.read_text()))
         except (OSError, ValueError) as error:
-            raise ConfigError(f"{file} is no record of a run ({error}). Remove it, and the run is made again.") from error
+            raise ConfigError(f"{file} is no record of a run ({error}). Remove it to make the run again.") from error
     return records
 
 
