@@ -37,7 +37,7 @@ _CHOICE_BYTES = 64
 """Of a token at a place whose log-prob is wanted: its id, and what student, teacher and loss make of it."""
 _LAYERS_AT_ONCE = 2
 """Layers' worth of values that a pass makes and drops again on its way."""
-_HEAP = 1.8
+_HEAP = 2.0
 """On CPU the C library keeps freed pieces of a pass; measured, a pass takes so many times what is alive in it."""
 _RUNTIME_BYTES = 100_000_000
 """Work space of the libraries, from their first call on."""
