@@ -133,7 +133,7 @@ def test_with_plenty_nothing_is_changed_and_every_part_is_counted():
     assert (plan.micro_batch_tokens, plan.max_turn_tokens, plan.messages, plan.refusal) == (1024, 512, (), None)
     parts = plan.trained_bytes, plan.gradient_bytes, plan.optimizer_bytes, plan.average_bytes
     assert parts == (4_000_000, 4_000_000, 8_000_000, 4_000_000)
-    assert plan.needed_bytes == 20_000_000 + 100_000_000 + pass_bytes(A_LITTLE, FULL, 1024, device="cuda")
+    assert plan.needed_bytes == 20_000_000 + 100_000_000 + pass_bytes(A_LITTLE, FULL, 1024 + 512, device="cuda")
     assert plan.applied(average) == average
 
 
@@ -145,31 +145,31 @@ def planned(spare_tokens: int) -> Plan:
 
 def test_micro_batches_become_smaller_before_a_turn_is_left_out():
     plan = planned(600)
-    assert (plan.micro_batch_tokens, plan.max_turn_tokens, plan.refusal) == (600, 512, None)
+    assert (plan.micro_batch_tokens, plan.max_turn_tokens, plan.refusal) == (88, 512, None)
     [said] = plan.messages
-    assert "micro-batches of 1024 tokens would need 0.12 GB: they are made of 600" in said
+    assert "micro-batches of 1024 tokens beside a turn of 512 would need 0.12 GB: they are made of 88" in said
     assert "a test" in said
-    assert "learn.micro_batch_tokens = 600" in said
+    assert "learn.micro_batch_tokens = 88" in said
 
 
 def test_then_longer_turns_are_left_out():
     plan = planned(300)
-    assert (plan.micro_batch_tokens, plan.max_turn_tokens, plan.refusal) == (300, 300, None)
-    assert "turns of more than 300 tokens are left out (too_long)" in plan.messages[1]
+    assert (plan.micro_batch_tokens, plan.max_turn_tokens, plan.refusal) == (1, 299, None)
+    assert "turns of more than 299 tokens are left out (too_long)" in plan.messages[1]
 
 
 def test_where_not_even_a_short_turn_fits_it_refuses():
-    plan = planned(255)
+    plan = planned(256)
     assert plan.refusal is not None
     assert "even turns of 256 tokens would need 0.12 GB: nothing is learned, and serving goes on" in plan.refusal
     assert "learn.memory_gb" in plan.refusal
-    assert planned(256).refusal is None
+    assert planned(257).refusal is None
 
 
 def test_a_pass_that_took_more_than_was_planned_makes_the_rest_smaller():
     room = 116_000_000 + 2 * pass_bytes(A_LITTLE, FULL, 300, device="cuda")
     plan = make_plan(A_LITTLE, FULL, Available(bytes=room, source="a test"), device="cuda", correction=2.0)
-    assert (plan.micro_batch_tokens, plan.max_turn_tokens) == (300, 300)
+    assert (plan.micro_batch_tokens, plan.max_turn_tokens) == (1, 299)
 
 
 # -- the stress step --------------------------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ def test_a_stress_step_computes_an_updates_pass_and_touches_nothing(tiny_trainer
     plan, after = settled(tiny_trainer, said, seconds=600)
     assert after == plan
     [step] = said.of("stress_step")
-    assert step["tokens"] == plan.longest == 2048  # the model's context
+    assert step["tokens"] == plan.longest == 2048 + 1024  # the model's context, and a micro-batch beside it
     assert step["measured_bytes"] is None or 0 < step["measured_bytes"] <= step["planned_bytes"]
     assert all(torch.equal(*pair) for pair in zip(tiny_trainer.parameters, weights, strict=True))
     assert all(p.grad is None for p in tiny_trainer.parameters)

@@ -3,8 +3,9 @@
     fixed      trained weights, their gradients and moments, the moving average
     a pass     what autograd keeps of every token, and the output layer at reply tokens
 
-The longest pass is a micro-batch or the longest turn. Where it does not fit into what is available, micro-batches
-become smaller, then longer turns are left out; where not even a short turn fits, the trainer does not start.
+The longest pass is a micro-batch beside the longest turn; see `tree.grouped`. Where it does not fit into what is
+available, micro-batches become smaller, then longer turns are left out; where not even a short turn fits, the trainer
+does not start.
 `stress.py` then shows whether the estimate is right.
 
 The base weights are no part of it: they are mapped from the model's file and shared with the server.
@@ -183,7 +184,7 @@ class Plan:
     @property
     def longest(self) -> int:
         """Tokens of the longest pass."""
-        return max(self.micro_batch_tokens, self.max_turn_tokens)
+        return self.micro_batch_tokens + self.max_turn_tokens
 
     @property
     def fixed_bytes(self) -> int:
@@ -240,11 +241,12 @@ def make_plan(
 
     longest_turn = min(config.max_turn_tokens, shape.context)
     short = min(SHORT_TURN, longest_turn)
-    lengths = range(1, max(longest_turn, config.micro_batch_tokens) + 1)
+    lengths = range(1, longest_turn + config.micro_batch_tokens + 1)
     fits = bisect_right(lengths, found.bytes - fixed_bytes, key=takes)
-    micro, turn = (
-        min(fits, tokens) if fits >= short else tokens for tokens in (config.micro_batch_tokens, longest_turn)
-    )
+    micro, turn = config.micro_batch_tokens, longest_turn
+    if fits > short:
+        turn = min(turn, fits - 1)
+        micro = min(micro, fits - turn)
     plan = Plan(
         weights=config.weights,
         device=device,
@@ -255,16 +257,16 @@ def make_plan(
         average_bytes=fixed["average"],
         copy_bytes=fixed["copy"],
         activation_bytes_per_token=activation_bytes_per_token(shape, config),
-        pass_bytes=takes(max(micro, turn)),
-        needed_bytes=fixed_bytes + takes(max(micro, turn)),
+        pass_bytes=takes(micro + turn),
+        needed_bytes=fixed_bytes + takes(micro + turn),
         available_bytes=found.bytes,
         available_from=found.source,
         micro_batch_tokens=micro,
         max_turn_tokens=turn,
     )
     seen = f"{gb(found.bytes)} are available to the trainer ({found.source})"
-    if fits < short:
-        return replace(plan, refusal=_refusal(plan, seen, short, fixed_bytes + takes(short)))
+    if fits <= short:
+        return replace(plan, refusal=_refusal(plan, seen, short, fixed_bytes + takes(short + 1)))
     return replace(plan, messages=tuple(_messages(plan, config, longest_turn, seen, lambda n: fixed_bytes + takes(n))))
 
 
@@ -274,13 +276,15 @@ def _messages(
     asked, taken = config.micro_batch_tokens, plan.micro_batch_tokens
     if taken < asked:
         yield (
-            f"{seen}, and micro-batches of {asked} tokens would need {gb(needs(asked))}: they are made of {taken}, "
+            f"{seen}, and micro-batches of {asked} tokens beside a turn of {plan.max_turn_tokens} would need "
+            f"{gb(needs(asked + plan.max_turn_tokens))}: they are made of {taken}, "
             "which is slower and learns the same. Free memory, set learn.memory_gb if the number is wrong, or set "
             f"learn.micro_batch_tokens = {taken}."
         )
     if plan.max_turn_tokens < longest_turn:
         yield (
-            f"{seen}, and turns of {longest_turn} tokens would need {gb(needs(longest_turn))}: turns of more than "
+            f"{seen}, and turns of {longest_turn} tokens would need {gb(needs(longest_turn + 1))}: turns of more "
+            "than "
             f"{plan.max_turn_tokens} tokens are left out (too_long). Free memory, set learn.memory_gb if the number is "
             "wrong, or take a smaller model."
         )
