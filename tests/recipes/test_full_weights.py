@@ -71,7 +71,7 @@ async def test_a_correction_changes_all_weights_and_the_version_outlives_a_resta
             expected = [float(logprobs[len(prompt) - 1 + n, token]) for n, token in enumerate(reply)]
             assert found == pytest.approx(expected, abs=1e-3)
 
-            await served.kill(trainer=True)
+            await served.stop()
             await served.start()
             assert served.version == version
             answer = await people.ask([{"role": "user", "content": "a dog?"}])
