@@ -49,6 +49,7 @@ clients: install
 bench: model
 	$(BIN)/python -m benchmarks.serving
 	$(BIN)/python -m benchmarks.training
+	$(BIN)/python -m benchmarks.tree
 	$(BIN)/python -m benchmarks.latency
 	$(BIN)/python -m benchmarks.page
 

@@ -187,7 +187,7 @@ def test_the_plan_is_shown_with_what_is_other_than_configured(data: Path, tiny_m
     step = {"tokens": 64, "seconds": 0.5, "planned_bytes": 2_000_000_000, "measured_bytes": 1_000_000_000}
     store.write_now(note, "stress_step", **step)
     text = ask(data, "learn", "plan", "--model", str(tiny_model_path))
-    assert "turns of up to 2048 tokens, micro-batches of 512" in text  # the model's context
+    assert "turns of up to 2048 tokens, micro-batches of 1024" in text  # the model's context
     assert "the last stress step: 64 tokens took 1.00 GB, planned 2.00 GB" in text
     plan = ask_json(data, "learn", "plan", "--model", str(tiny_model_path))
     assert plan["refusal"] is None

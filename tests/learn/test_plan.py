@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +29,16 @@ from nextstate.learn.plan import (
 )
 from nextstate.learn.stress import killed_in, settle
 from nextstate.learn.trainer import Trainer
+from nextstate.learn.tree import Tree
 from nextstate.store.status import last_event, why_not_learning
 from nextstate.store.store import Store, note
 
 PLENTY = Available(bytes=10**12, source="a test")
 
 
-def kept_bytes(trainer: Trainer, tokens: int) -> int:
-    """What autograd keeps of the layers in a pass over so many tokens, each piece of memory once."""
+@contextmanager
+def seen_by_autograd(trainer: Trainer) -> Iterator[dict[int, int]]:
+    """What autograd keeps meanwhile, bytes by place, each piece of memory once; weights apart."""
     weights = {p.untyped_storage().data_ptr() for p in trainer.model.parameters()}
     kept: dict[int, int] = {}
 
@@ -45,8 +49,13 @@ def kept_bytes(trainer: Trainer, tokens: int) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note_size, lambda tensor: tensor):
-        out = trainer.logits([[50 + n % 300 for n in range(tokens)]], [tokens - 1])
-    assert out.requires_grad
+        yield kept
+
+
+def kept_bytes(trainer: Trainer, tokens: int) -> int:
+    """What autograd keeps of the layers in a pass over so many tokens."""
+    with seen_by_autograd(trainer) as kept:
+        assert trainer.logits([[50 + n % 300 for n in range(tokens)]], [tokens - 1]).requires_grad
     return sum(kept.values())
 
 
@@ -58,7 +67,22 @@ def test_what_is_estimated_of_a_token_is_what_autograd_keeps_of_it(tiny_model_pa
     shape = Shape.of(loaded.model, config, context=loaded.context_tokens)
     trainer = Trainer(loaded, config)
     measured = (kept_bytes(trainer, 192) - kept_bytes(trainer, 64)) / 128
-    assert activation_bytes_per_token(shape, config) == pytest.approx(measured, rel=0.15)
+    # In bfloat16 an adapter keeps what it read by a way that autograd does not see; see `lean.py`.
+    unseen = 4 * shape.hidden * shape.layers if (weights, dtype) == ("lora", "bfloat16") else 0
+    assert activation_bytes_per_token(shape, config) == pytest.approx(measured + unseen, rel=0.1)
+
+
+def test_multiplying_in_bfloat16_takes_half_for_products_and_a_copy_of_the_base(tiny_model_path: Path):
+    config = LearnConfig(rank=4, bfloat16=True)
+    loaded = load(str(tiny_model_path))
+    shape = Shape.of(loaded.model, config, context=loaded.context_tokens)
+    trainer = Trainer(loaded, config)
+    sequence = Tree()
+    sequence.add([50 + n % 300 for n in range(192)])
+    with seen_by_autograd(trainer) as kept:
+        assert trainer.scorer.hidden(sequence).requires_grad
+    assert activation_bytes_per_token(shape, config) == pytest.approx(sum(kept.values()) / 192, rel=0.1)
+    assert make_plan(shape, config, PLENTY).copy_bytes == 2 * shape.parameters
 
 
 @pytest.mark.slow
@@ -84,23 +108,23 @@ def test_trained_parameters_are_counted_without_a_model(tiny_model_path: Path, o
 
 A_LITTLE = Shape(
     parameters=1_000_000, trained=1_000_000, hidden=10, intermediate=30, queries=10, keys=5, layers=2, vocabulary=100,
-    context=2048, number_bytes=4,
+    context=2048, held_bytes=4, number_bytes=4,
 )  # fmt: skip
 FULL = LearnConfig(weights="full", micro_batch_tokens=1024, max_turn_tokens=512)
 
 
 def test_the_formulas_on_numbers_worked_out_by_hand():
-    # Two layers of 4 * (4*10 + 10 + 30 + 2*10) + 4 * (10 + 2*5 + 3*30) = 400 + 440.
-    assert activation_bytes_per_token(A_LITTLE, FULL) == 2 * 840
+    # Two layers of 4 * (2*10 + 4*10 + 30) + 4 * (2*10 + 2*5 + 2*30) = 360 + 360.
+    assert activation_bytes_per_token(A_LITTLE, FULL) == 2 * 720
     # Logits of ten places, their hidden states and 1 + 32 tokens at each, and the output layer's gradient.
     head = 3 * 4 * 100 * 10 + 10 * (2 * 4 * 10 + 64 * 33) + 4 * 100 * 10
     assert head_bytes(A_LITTLE, FULL, 10) == head == 37_920
     assert head_bytes(A_LITTLE, LearnConfig(), 10) == 33_920
     # Logits are never of more than 128 places.
     assert head_bytes(A_LITTLE, LearnConfig(), 1000) == 3 * 4 * 100 * 128 + 1000 * 2192
-    # Two layers and two more on the way, 2 * 1,680 a token; times 1.8 on a CPU.
-    assert pass_bytes(A_LITTLE, FULL, 10, device="cuda") == 10 * 3360 + 37_920 == 71_520
-    assert pass_bytes(A_LITTLE, FULL, 10, device="cpu") == int(1.8 * 71_520)
+    # Two layers and two more on the way, 2 * 1,440 a token; twice that on a CPU.
+    assert pass_bytes(A_LITTLE, FULL, 10, device="cuda") == 10 * 2880 + 37_920 == 66_720
+    assert pass_bytes(A_LITTLE, FULL, 10, device="cpu") == 2 * 66_720
 
 
 def test_with_plenty_nothing_is_changed_and_every_part_is_counted():

@@ -88,7 +88,7 @@ def test_a_branch_of_a_branch_names_both_stretches():
 def test_groups_hold_every_sequence_once_and_no_more_rows_than_allowed(sequences: list[list[int]], max_rows: int):
     groups = grouped(sequences, max_rows=max_rows)
     assert sorted(i for group in groups for i in group) == list(range(len(sequences)))
-    allowed = max([max_rows, *map(len, sequences)])
+    allowed = max_rows + max(map(len, sequences), default=0)
     for group in groups:
         assert len(prefixes([sequences[i] for i in group])) <= allowed
 
@@ -99,7 +99,13 @@ def test_a_session_longer_than_a_group_is_one_group_all_the_same(max_rows: int):
     assert grouped([session[:n] for n in (20, 100, 45, 70)], max_rows=max_rows) == [[1, 3, 2, 0]]
 
 
+def test_a_trunk_has_room_for_branches_however_long_it_is():
+    trunk = list(range(100))
+    # two rows of its own each, of which the longest has room in its length
+    assert grouped([[*trunk[:n], 500, n] for n in (70, 80, 90, 100)], max_rows=4) == [[3, 2, 1], [0]]
+
+
 def test_turns_of_a_session_go_together_and_do_not_drive_others_apart():
     ones, twos = [1] * 20, [2] * 20
     sequences = [ones[:10], twos[:15], ones, twos]
-    assert grouped(sequences, max_rows=20) == [[3, 1], [2, 0]]
+    assert grouped(sequences, max_rows=15) == [[2, 0], [3, 1]]

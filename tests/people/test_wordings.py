@@ -15,8 +15,8 @@ def test_there_are_many_ways_to_praise():
     assert len(set(wordings.PRAISE)) >= 20
 
 
-@pytest.mark.parametrize("fault", Fault)
-def test_every_fault_can_be_complained_about_and_has_a_directive(fault: Fault):
+@pytest.mark.parametrize("fault", [Fault.NO_SENTENCE, Fault.TOO_LONG, Fault.BROKEN_OFF])
+def test_every_fault_of_the_demos_wish_can_be_complained_about_and_has_a_directive(fault: Fault):
     assert wordings.COMPLAINTS[fault]
     assert wordings.DIRECTIVES[fault]
 

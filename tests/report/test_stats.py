@@ -1,6 +1,8 @@
+import math
+
 import pytest
 
-from nextstate.report.stats import Rate, improvement_p, quantile
+from nextstate.report.stats import Rate, improvement_p, mean_interval, quantile
 
 
 def test_an_interval_is_wilsons():
@@ -31,3 +33,12 @@ def test_a_quantile_is_a_value_that_was_measured():
     assert quantile([3.0, 1.0, 2.0], 0.5) == 2.0
     assert quantile([3.0, 1.0, 2.0], 0.99) == 3.0
     assert quantile([], 0.5) is None
+
+
+def test_a_mean_of_three_has_students_interval():
+    # mean 4, deviation 2, t of two degrees of freedom 4.303: 4.303 * 2 / sqrt(3) = 4.9687
+    assert mean_interval([2, 4, 6]) == pytest.approx((4, -0.9687, 8.9687), abs=1e-4)
+
+
+def test_one_value_says_nothing_about_its_spread():
+    assert mean_interval([5]) == (5, -math.inf, math.inf)

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from nextstate import __version__, config, logs
 from nextstate.cli.common import AsJson, Data, err, friendly, open_store, out
+from nextstate.cli.evaluate import eval_app
 from nextstate.cli.export import export_app
 from nextstate.cli.forget import forget
 from nextstate.cli.judge import judge_app
@@ -44,6 +45,7 @@ app.command()(forget)
 app.add_typer(export_app, name="export")
 app.add_typer(config_app, name="config")
 app.command()(report)
+app.add_typer(eval_app, name="eval")
 
 
 @app.command()

@@ -16,7 +16,8 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -152,6 +153,13 @@ class LocalEngine:
     def load(self) -> tuple[int, int]:
         """Sequences running and waiting now."""
         return len(self._active), len(self._waiting) + len(self._inbox)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Within, no step begins: what is asked for meanwhile begins together, so that which sequences share a step
+        does not depend on timing, and neither do the last digits of their numbers. For experiments; one thread's."""
+        with self._wake:
+            yield
 
     def check_prompt(self, prompt_tokens: int) -> None:
         """Raise ContextLengthExceeded when a prompt leaves no room for an answer."""

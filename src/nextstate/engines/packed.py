@@ -102,6 +102,8 @@ def packed_attention(
         remember: takes this pass's keys and values.
     """
     layer = int(module.layer_idx)  # type: ignore[arg-type]
+    # Turning to their positions leaves queries and keys in float32 where all else is multiplied in bfloat16.
+    query, key = query.to(value.dtype), key.to(value.dtype)
     if remember is not None:
         remember.layers[layer] = key.detach(), value.detach()
         remember.rows = key.shape[2]

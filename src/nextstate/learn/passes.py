@@ -105,24 +105,27 @@ class Teaching:
         return 0 if self.config.distillation == "sampled" or self.config.objective == "binary" else self.config.top_k
 
     @torch.no_grad()
-    def read(self, batch: MicroBatch, hidden_NH: Tensor, keys: RowKeys) -> tuple[Tensor, list[Taught], int]:
+    def read(self, batch: MicroBatch, hidden_NH: Tensor, keys: RowKeys) -> tuple[Tensor | None, list[Taught], int]:
         """What base and teacher say about every row, and the tokens computed for it.
 
         Args:
             hidden_NH: the student's hidden states of the batch's tree, and `keys` its keys and values.
 
         Returns:
-            [P] the base's log-probs of the sampled tokens; what was taught; the number of tokens.
+            [P] the base's log-probs of the sampled tokens, None where nothing stays near it; what was taught; the
+            number of tokens.
         """
-        own_rows = len(batch.tree)
-        base_keys = RowKeys()
         ids_P1, temperature_P = batch.ids_P[:, None], batch.temperature_P
-        with self.base():  # its output layer too: with full weights that is another one
-            base_NH = self.scorer.hidden(batch.tree, remember=base_keys)
-            base_P = self.scorer.score(base_NH[batch.places], ids_P1, temperature_P).logprobs_PM[:, 0]
         top_P0 = ids_P1[:, :0]
+        own_rows, tokens = len(batch.tree), 0
+        base_P, base_NH, base_keys = None, hidden_NH, RowKeys()
+        if self.config.kl_weight > 0 or self.config.teacher == "base":
+            with self.base():  # its output layer too: with full weights that is another one
+                base_NH = self.scorer.hidden(batch.tree, remember=base_keys)
+                base_P = self.scorer.score(base_NH[batch.places], ids_P1, temperature_P).logprobs_PM[:, 0]
+            tokens += own_rows
         if not any(row.hinted_prompts for row in batch.rows):
-            return base_P, [self._untaught(part) for part in batch.split(batch.ids_P)], own_rows
+            return base_P, [self._untaught(part) for part in batch.split(batch.ids_P)], tokens
         student_top_PK = top_P0
         if self._needs_student_top(batch.rows):
             found = self.scorer.score(hidden_NH[batch.places], top_P0, temperature_P, top_k=self.config.top_k)
@@ -136,11 +139,10 @@ class Teaching:
         asked = torch.tensor([t for row, _ in hinted for t in row.reply_ids], device=batch.device)[:, None]
         temperature = batch.numbers([row.temperature for row, _ in hinted for _ in row.reply_ids])
         ids_PM = torch.cat([asked, torch.cat(tops)], 1)
-        tokens = len(tree)
+        tokens += len(tree) if self.config.teacher == "average" else len(tree) - own_rows
         with {"policy": nullcontext, "average": self.average, "base": self.base}[self.config.teacher]():
             if self.config.teacher == "average":
                 hidden_NH = self.scorer.hidden(tree)
-                tokens += own_rows
             elif self.config.teacher == "base":
                 hidden_NH = self._grown(tree, base_NH, base_keys)
             else:

@@ -37,7 +37,7 @@ _CHOICE_BYTES = 64
 """Of a token at a place whose log-prob is wanted: its id, and what student, teacher and loss make of it."""
 _LAYERS_AT_ONCE = 2
 """Layers' worth of values that a pass makes and drops again on its way."""
-_HEAP = 1.8
+_HEAP = 2.0
 """On CPU the C library keeps freed pieces of a pass; measured, a pass takes so many times what is alive in it."""
 _RUNTIME_BYTES = 100_000_000
 """Work space of the libraries, from their first call on."""
@@ -64,8 +64,10 @@ class Shape:
     layers: int
     vocabulary: int
     context: int
+    held_bytes: int
+    """Of a number of the base's weights."""
     number_bytes: int
-    """Of the values between layers."""
+    """Of a number that a layer computes."""
 
     @classmethod
     def of(cls, model: nn.Module, config: LearnConfig, *, context: int) -> Shape:
@@ -76,6 +78,7 @@ class Shape:
         width = getattr(dims, "head_dim", None) or dims.hidden_size // dims.num_attention_heads
         parameters = sum(p.numel() for p in model.parameters())
         full = config.weights == "full"
+        held = next(model.parameters()).element_size()
         return cls(
             parameters=parameters,
             trained=parameters if full else _adapter_parameters(model, config),
@@ -86,7 +89,8 @@ class Shape:
             layers=dims.num_hidden_layers,
             vocabulary=dims.vocab_size,
             context=context,
-            number_bytes=_FLOAT if full else next(model.parameters()).element_size(),
+            held_bytes=held,
+            number_bytes=_FLOAT if full else 2 if config.bfloat16 else held,
         )
 
 
@@ -103,25 +107,26 @@ def _adapter_parameters(model: nn.Module, config: LearnConfig) -> int:
 
 
 def activation_bytes_per_token(shape: Shape, config: LearnConfig) -> int:
-    """What autograd keeps of one token until the backward pass, in all layers together.
+    """What is kept of one token until the backward pass, in all layers together; see `lean.py`.
 
     A layer keeps, of H hidden, I intermediate, Q query and K key numbers:
 
         2 H                 what its two norms read, float32
-        2 H + Q + I         what its linear layers read; Q is what attention found
-        Q + 2 K             queries, keys, values
-        3 I                 gate, gate after its activation, up
-        full: 2 H           the norms' results before their weights
+        2 Q + 2 K           queries, keys, values, and what attention found
+        2 I                 gate and up
         LoRA: 7 r           between the two factors of seven adapters
-        LoRA in bfloat16:   each adapter has its own copy in float32 of what it reads: 3 H and Q more
+        LoRA, bfloat16      what the norms read once more as it came: 2 H; where `learn.bfloat16` alone asks for it, the
+                            residual stream is float32 and is not kept twice
+        full: 4 H + I       what the norms give before and after their weights, and what the MLP's last layer reads
 
     A test compares it with what autograd keeps. With fewer targets than 'all-linear' it is more than is kept.
     """
     h, i, q, k = shape.hidden, shape.intermediate, shape.queries, shape.keys
-    as_float = 4 * h + q + i + (2 * h if config.weights == "full" else 7 * config.rank)
-    as_computed = q + 2 * k + 3 * i
-    if shape.number_bytes != _FLOAT:
-        as_float, as_computed = as_float + 3 * h, as_computed + q
+    as_float, as_computed = 2 * h, 2 * q + 2 * k + 2 * i
+    if config.weights == "full":
+        as_float += 4 * h + i
+    else:
+        as_computed += 7 * config.rank + (2 * h if shape.held_bytes != _FLOAT else 0)
     return shape.layers * (_FLOAT * as_float + shape.number_bytes * as_computed)
 
 
@@ -159,6 +164,8 @@ class Plan:
     gradient_bytes: int
     optimizer_bytes: int
     average_bytes: int
+    copy_bytes: int
+    """Of the base in bfloat16, where `learn.bfloat16` makes one."""
     activation_bytes_per_token: int
     pass_bytes: int
     """Of the longest pass that is planned, all of it reply."""
@@ -180,7 +187,9 @@ class Plan:
 
     @property
     def fixed_bytes(self) -> int:
-        return _RUNTIME_BYTES + sum((self.trained_bytes, self.gradient_bytes, self.optimizer_bytes, self.average_bytes))
+        return _RUNTIME_BYTES + sum(
+            (self.trained_bytes, self.gradient_bytes, self.optimizer_bytes, self.average_bytes, self.copy_bytes)
+        )
 
     def applied(self, config: LearnConfig) -> LearnConfig:
         """The settings with the lengths that fit."""
@@ -222,6 +231,7 @@ def make_plan(
         "gradient": _FLOAT * shape.trained,
         "optimizer": 2 * _FLOAT * shape.trained,
         "average": _FLOAT * shape.trained if config.teacher == "average" else 0,
+        "copy": 2 * shape.parameters if config.bfloat16 and shape.held_bytes == _FLOAT else 0,
     }
     fixed_bytes = _RUNTIME_BYTES + sum(fixed.values())
 
@@ -238,11 +248,12 @@ def make_plan(
     plan = Plan(
         weights=config.weights,
         device=device,
-        base_bytes=shape.parameters * shape.number_bytes,
+        base_bytes=shape.parameters * shape.held_bytes,
         trained_bytes=fixed["trained"],
         gradient_bytes=fixed["gradient"],
         optimizer_bytes=fixed["optimizer"],
         average_bytes=fixed["average"],
+        copy_bytes=fixed["copy"],
         activation_bytes_per_token=activation_bytes_per_token(shape, config),
         pass_bytes=takes(max(micro, turn)),
         needed_bytes=fixed_bytes + takes(max(micro, turn)),

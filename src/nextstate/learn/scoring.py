@@ -42,7 +42,8 @@ class Scores:
 class Scorer:
     """A causal model in two parts, and the way through both. Computes with whatever weights the model has just now."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, bfloat16: bool = False) -> None:
+        """bfloat16: multiply in it, whatever the weights are held in."""
         causal: Any = model.get_base_model() if isinstance(model, PeftModel) else model
         self.body: nn.Module = causal.base_model
         head = causal.get_output_embeddings()
@@ -52,6 +53,8 @@ class Scorer:
                 "plain linear one. Take it out of learn.targets if it is named there, or choose another model."
             )
         self.head = head
+        self._dtype = torch.bfloat16 if bfloat16 else head.weight.dtype
+        self._frozen_head = head.weight.to(self._dtype) if not head.weight.requires_grad else None
         self._check(model)
 
     def hidden(self, tree: Tree, *, first: int = 0, past: RowKeys | None = None, rows: int | None = None,
@@ -66,14 +69,19 @@ class Scorer:
         segments = [
             Segment(run.start - first, run.length, before=run.before) for run in tree.runs if first <= run.start < rows
         ]
-        return hidden_packed(
-            self.body, tree.ids[first:rows], tree.positions[first:rows], segments, past=past, remember=remember
-        )
+        mixed = self._dtype == torch.bfloat16 != self.head.weight.dtype
+        with torch.autocast(self.head.weight.device.type, torch.bfloat16, enabled=mixed):
+            return hidden_packed(
+                self.body, tree.ids[first:rows], tree.positions[first:rows], segments, past=past, remember=remember
+            )
 
     def score(self, hidden_PH: Tensor, ids_PM: Tensor, temperature_P: Tensor, *, top_k: int = 0) -> Scores:
         """Log-probs of M tokens at each place, and which K tokens are the most likely there."""
-        head = self.head
-        found = _LogProbs.apply(hidden_PH, head.weight, head.bias, ids_PM, temperature_P, top_k)  # type: ignore[no-untyped-call]
+        weight, bias = self._frozen_head, self.head.bias
+        if weight is None:
+            weight = self.head.weight.to(self._dtype)
+        hidden_PH = hidden_PH.to(self._dtype)
+        found = _LogProbs.apply(hidden_PH, weight, bias, ids_PM, temperature_P, top_k)  # type: ignore[no-untyped-call]
         return Scores(*found)
 
     def _check(self, model: nn.Module) -> None:
@@ -86,8 +94,8 @@ class Scorer:
         tree.add([0, 1])
         with torch.no_grad():
             expected = forward_packed(model, [tree.ids], keep=[0, 1])
-            found = self.head(self.hidden(tree))
-        if not torch.allclose(found, expected, rtol=1e-2, atol=1e-2):
+            found = self.head(self.hidden(tree).to(self.head.weight.dtype))
+        if not torch.allclose(found.to(expected.dtype), expected, rtol=0.05, atol=0.05):
             raise ModelError(
                 "The model changes its logits after the output layer (a cap or a scale), which the trainer does not "
                 "know how to follow. Choose another model (Llama, Qwen2.5, Qwen3, SmolLM2...)."

@@ -26,6 +26,7 @@ from nextstate.engines.model import LoadedModel
 from nextstate.engines.packed import RowKeys, forward_packed
 from nextstate.learn.baseline import advantages, updated
 from nextstate.learn.batches import Row, make_row, mean_log_ratio, token_weights
+from nextstate.learn.lean import make_lean
 from nextstate.learn.objectives.anchor import anchor_kl
 from nextstate.learn.objectives.distillation import (
     sampled_distillation,
@@ -45,7 +46,8 @@ class _Scored:
     """What a row's first pass found; later optimiser steps of the same update are measured against it."""
 
     old_N: Tensor
-    base_N: Tensor
+    base_N: Tensor | None
+    """None where nothing is to stay near the base."""
     taught: Taught
     old_top_NK: Tensor
     """Log-probs of the tokens that the teacher corrects."""
@@ -94,7 +96,8 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(
             self.parameters, lr=config.learning_rate, betas=(0.9, 0.98), weight_decay=0.0
         )
-        self.scorer = Scorer(self.model)
+        make_lean(self.model, bfloat16=config.bfloat16)
+        self.scorer = Scorer(self.model, bfloat16=config.bfloat16)
         self._teaching = Teaching(scorer=self.scorer, config=config, base=self.weights.as_base, average=self._averaged)
         self.baselines: dict[str, float] = {}
         self.trained = Trained()
@@ -248,12 +251,15 @@ class Trainer:
             base_P, taught, tokens = self._teaching.read(batch, hidden_NH.detach(), keys)
             totals.tokens += tokens
         else:
-            base_P, taught = torch.cat([scored[i].base_N for i in group]), [scored[i].taught for i in group]
+            taught = [scored[i].taught for i in group]
+            bases = [base_N for i in group if (base_N := scored[i].base_N) is not None]
+            base_P = torch.cat(bases) if bases else None
         top_PK = torch.cat([t.top_NK for t in taught])
         ids_PM = torch.cat([batch.ids_P[:, None], top_PK], 1)
         logprobs_PM = self.scorer.score(hidden_PH, ids_PM, batch.temperature_P).logprobs_PM
         if first:
-            parts = zip(group, batch.split(logprobs_PM.detach()), batch.split(base_P), taught, strict=True)
+            bases_of = [None] * len(group) if base_P is None else batch.split(base_P)
+            parts = zip(group, batch.split(logprobs_PM.detach()), bases_of, taught, strict=True)
             for i, old_NM, base_N, of_teacher in parts:
                 ratio = mean_log_ratio(old_NM[:, 0].tolist(), rows[i].sampled_logprobs, rows[i].live)
                 scored[i] = _Scored(old_NM[:, 0], base_N, of_teacher, old_NM[:, 1:], ratio)
@@ -287,10 +293,11 @@ class Trainer:
                 old_PK = torch.cat([s.old_top_NK for s in seen])
                 term = subset_distillation(student_PK, old_PK, teacher_PK, weights_P, gap_clip=config.gap_clip, **clip)
             terms["distillation"] = config.teacher_weight, term
-        terms["anchor_kl"] = config.kl_weight, anchor_kl(logprobs_P, base_P, turn_P)
+        if base_P is not None:
+            terms["anchor_kl"] = config.kl_weight, anchor_kl(logprobs_P, base_P, turn_P)
+            totals.add("mean_log_ratio_to_base", ((old_P - base_P) * turn_P).sum())
         for name, (_, term) in terms.items():
             totals.add(name, term)
-        totals.add("mean_log_ratio_to_base", ((old_P - base_P) * turn_P).sum())
         totals.add("importance", (importance_P * turn_P).sum())
         return torch.stack([weight * term for weight, term in terms.values()]).sum()
 

@@ -97,19 +97,26 @@ class Tree:
 
 
 def grouped(sequences: Sequence[Sequence[int]], *, max_rows: int) -> list[list[int]]:
-    """Numbers of the sequences in groups whose trees have at most `max_rows` rows; what shares much goes together.
+    """Numbers of the sequences in groups with trees of at most `max_rows` rows more than the longest one has.
 
-    A sequence longer than that is allowed for in any case, and then its length holds for every group: a session whose
-    last turn is too long takes in its earlier turns, which are part of it.
+    What shares much goes together. Room for the longest one there has to be in any case; without more, a trunk that
+    fills it would be computed again for each of its branches.
     """
-    room = max([max_rows, *map(len, sequences)])
+    room = max_rows + max(map(len, sequences), default=0)
     groups: list[list[int]] = []
-    tree = Tree()
-    # In the order of a dictionary backwards, so that each comes next to those it shares most with, the longer first.
-    for i in sorted(range(len(sequences)), key=lambda i: tuple(sequences[i]), reverse=True):
-        if not groups or len(tree) + tree.missing(sequences[i]) > room:
-            groups.append([])
-            tree = Tree()
-        tree.add(sequences[i])
-        groups[-1].append(i)
+    left = sorted(range(len(sequences)), key=lambda i: -len(sequences[i]))
+    while left:
+        tree, group = Tree(), []
+        tree.add(sequences[left[0]])
+        while left:
+            # What shares most comes next, of strangers the longest. Where that has no room, nothing takes its place: it
+            # would be torn from the turns of its own session.
+            missing = {i: tree.missing(sequences[i]) for i in left}
+            best = max(left, key=lambda i: len(sequences[i]) - missing[i])
+            if len(tree) + missing[best] > room:
+                break
+            tree.add(sequences[best])
+            group.append(best)
+            left.remove(best)
+        groups.append(group)
     return groups

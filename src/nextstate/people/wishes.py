@@ -6,6 +6,7 @@ from the user's words alone, can be compared with it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -22,6 +23,14 @@ class Fault(StrEnum):
     TOO_LONG = "too_long"
     BROKEN_OFF = "broken_off"
     """The last sentence has no end."""
+    BOLD = "bold"
+    NUMBERED_LIST = "numbered_list"
+    """A line that opens with a number and a full stop or a bracket."""
+    BOXED = "boxed"
+    STEPS_MISSING = "steps_missing"
+    """Too little for a solution with its steps."""
+    TOO_SHORT = "too_short"
+    NO_PRAISE = "no_praise"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,3 +76,59 @@ SHORT = Wish(
     rule=_short,
 )
 """The demo's wish. The built-in model meets it in about a fifth of its answers."""
+
+
+def count_tokens(text: str) -> int:
+    """Words, numbers and punctuation marks, each one token, so that a rule means the same whatever model answers.
+
+    Close to what models count in plain English: 'Well done, Anna!' has 5.
+    """
+    return len(re.findall(r"\w+|[^\w\s]", text))
+
+
+COMMENT_TOKENS = 100
+"""Fewest tokens of a comment that the assistant teacher takes."""
+
+_BOLD = re.compile(r"\*\*[^\s*][^*\n]*\*\*|__[^_\n]+__|<(?:b|strong)>", re.IGNORECASE)
+_NUMBERED = re.compile(r"^[ \t>*#]*(?:step[ \t]+)?\d{1,2}[.):](?=\s|$)", re.MULTILINE | re.IGNORECASE)
+_BOXED = re.compile(r"\\f?boxed\b")
+_PRAISE = re.compile(
+    r"\b(?:well done|excellent|fantastic|wonderful|brilliant|superb|awesome|impressive|bravo|congratulations"
+    r"|proud of you|keep it up|keep up the"
+    r"|(?:great|good|nice|amazing|terrific) (?:job|work|effort|thinking|reasoning|start|solution))\b",
+    re.IGNORECASE,
+)
+_FEWEST_NUMBERS = 3
+"""In a solution of one step: two that are given and one that is found."""
+
+
+def _handwritten(reply: str) -> Fault | None:
+    if _BOLD.search(reply):
+        return Fault.BOLD
+    if _NUMBERED.search(reply):
+        return Fault.NUMBERED_LIST
+    if _BOXED.search(reply):
+        return Fault.BOXED
+    return Fault.STEPS_MISSING if len(re.findall(r"\d+", reply)) < _FEWEST_NUMBERS else None
+
+
+def _thorough(reply: str) -> Fault | None:
+    return Fault.TOO_SHORT if count_tokens(reply) < COMMENT_TOKENS else None
+
+
+def _warm(reply: str) -> Fault | None:
+    return None if _PRAISE.search(reply) else Fault.NO_PRAISE
+
+
+HANDWRITTEN = Wish(
+    name="handwritten",
+    description="no bold, no numbered list, no boxed answer, and the steps kept",
+    rule=_handwritten,
+)
+"""The student's: homework that does not look as if a machine had written it."""
+
+THOROUGH = Wish(name="thorough", description=f"comments of at least {COMMENT_TOKENS} tokens", rule=_thorough)
+"""The assistant teacher's."""
+
+WARM = Wish(name="warm", description="comments with praise in them, such as 'well done'", rule=_warm)
+"""The teacher's."""

@@ -58,3 +58,20 @@ def quantile(values: Sequence[float], q: float) -> float | None:
     if not values:
         return None
     return sorted(values)[max(0, math.ceil(q * len(values)) - 1)]
+
+
+_T975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+"""97.5 % quantiles of Student's t with 1 to 9 degrees of freedom; beyond, the last one is a little wide."""
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """The mean and its 95 % interval: mean ± t s / sqrt(n), with s the sample deviation and t of n - 1 degrees.
+
+    Few values give wide intervals; that of one value is the whole line.
+    """
+    n, mean = len(values), sum(values) / len(values)
+    if n == 1:
+        return mean, -math.inf, math.inf
+    deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / (n - 1))
+    half = _T975[min(n - 1, len(_T975)) - 1] * deviation / math.sqrt(n)
+    return mean, mean - half, mean + half
