@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.learn.conftest import TrainerFactory, a_sample, make_trainer, shake  # noqa: F401
 
 from benchmarks import flaws
 from nextstate.config import LearnConfig
 from nextstate.learn import trainer as trainer_module
 from nextstate.learn.trainer import Trainer
 from nextstate.store.learning import Sample
+from tests.learn.conftest import TrainerFactory, a_sample, make_trainer, shake  # noqa: F401
 
 PUBLISHED = {"objective": "hybrid", "distillation": "subset", "teacher": "policy", "kl_weight": 0.0, "top_k": 4}
 HINT = "be brief, please"
