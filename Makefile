@@ -10,12 +10,12 @@ TORCH ?= torch==2.13.0
 export OMP_WAIT_POLICY := PASSIVE
 export GOMP_SPINCOUNT := 0
 
-.PHONY: demo test check lint types quick slow model install bench clients clean
+.PHONY: demo test check lint types quick slow model install bench browser clients clean
 
 demo: install
 	$(BIN)/python -m nextstate.recipes.demo
 
-test: install lint types
+test: install lint types browser
 	$(BIN)/python -m nextstate.cli.main model fetch
 	$(BIN)/python -m pytest -m "not clients"
 
@@ -34,6 +34,13 @@ quick: install
 model: install
 	$(BIN)/python -m nextstate.cli.main model fetch
 
+# For the tests of the page. A browser that is installed will do; else one is fetched into the user's cache folder, or, by
+# root on Debian, as a package. Where none can be had, those tests are skipped and say so.
+browser: install
+	@$(BIN)/python -m tests.serve.browser || timeout 180 $(BIN)/playwright install chromium-headless-shell || \
+	  { test "$$(id -u)" = 0 && timeout 60 apt-get update -qq && timeout 180 apt-get install -qq -y --no-install-recommends chromium-headless-shell; } || \
+	  echo "no browser: the tests of the page will be skipped"
+
 # Needs npm and its registry, besides pip's; what it fetches stays in the user's cache folder.
 clients: install
 	$(BIN)/python -m tests.clients.installed
@@ -42,7 +49,9 @@ clients: install
 bench: model
 	$(BIN)/python -m benchmarks.serving
 	$(BIN)/python -m benchmarks.training
+	$(BIN)/python -m benchmarks.tree
 	$(BIN)/python -m benchmarks.latency
+	$(BIN)/python -m benchmarks.page
 
 install: $(INSTALLED)
 

@@ -1,20 +1,18 @@
-"""Tokens per second trained: `python -m benchmarks.training`.
+"""Tokens per second trained, beside TRL: `python -m benchmarks.training`, which wants `pip install "nextstate[bench]"`.
 
-One update on 16 made-up turns, half of them with a hint, under the default objective (clipped policy gradient, top-4
-distillation from the hinted teacher, KL to the base), in float32, LoRA on every linear layer. Two sides take turns:
+One optimiser step of GRPO's clipped policy gradient on 16 made-up turns in micro-batches of four, LoRA on every linear
+layer, from the same weights, samples and advantages:
 
-    ours      nextstate.learn.trainer.Trainer as it runs in production: packed, logits of reply tokens only
-    padded    transformers + PEFT as one would write it first: two turns a batch, padded to the longer, sdpa
-              attention, logits and log-softmax at all positions; the same three passes, and the same loss functions
+    ours   nextstate.learn.trainer.Trainer as it runs in production
+    trl    trl.GRPOTrainer's loss, forward and backward, and the same AdamW; no generation, no gradient checkpointing
 
-Both begin at the same adapter, so the first update of each must find the same gradient: its norm is in the result. A
-second and later updates of a side go on from where it is. The lengths are either equal (200 prompt and 100 reply
-tokens) or spread (50 to 350 and 10 to 190, same mean).
+Prompts have 50 to 350 tokens and replies 10 to 190, evenly spread and in no order, or 200 and 100 each. The turns share
+nothing. Every step has a process of its own, so that its peak memory is its own, and the sides take turns. Both begin
+at the same adapter: the gradient's norm is in the result, and must be the same but for the precision.
 
-A trained token is a token of a turn, prompt or reply; a computed one is a row of a forward pass: base, teacher or
-student, padding included. CPU seconds are those of all threads; other work on the machine stretches them far less than
-it stretches the clock's, so on a busy machine theirs is the ratio to trust. Each side has a process of its own, so that
-its peak memory is its own; the other process waits meanwhile.
+A trained token is a token of a turn, prompt or reply. The share of the peak is what the step needs at least, 2
+operations a weight and token forward and 2 back and those of the attention, over the time it took and the speed at
+which this machine multiplied matrices of the model's shapes in the same run.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,18 +34,17 @@ from nextstate.config import LearnConfig
 from nextstate.engines.builtin import NAME
 from nextstate.report.stats import quantile
 
-SIDES = ("ours", "padded")
-LENGTHS = ("equal", "spread")
+SIDES = ("ours", "trl")
+PRECISIONS = ("float32", "bfloat16")
+LENGTHS = ("spread", "equal")
 TURNS = 16
-LEARN = LearnConfig(distillation="subset", top_k=4, max_log_ratio=100)
-"""Both sides compute the same loss; with the published hybrid's subset, the padded side is short enough to read. No
-turn is kept out for the log-probs that were made up for it."""
-HINT = "Answer in one short sentence, please."
-PADDED_TURNS = 2
-"""Turns a batch of the padded side: two of 300 tokens are about what `learn.micro_batch_tokens` holds."""
+MICRO_BATCH_TURNS = 4
+LEARN = LearnConfig(objective="binary", kl_weight=0.0, importance_cap=1.0, max_log_ratio=1000)
+"""GRPO's loss alone. The sampler's log-probs are made up: every importance weight is at its cap, and no turn is kept
+out."""
 
-Update = Callable[[], dict[str, Any]]
-"""Trains once and gives terms, counts and seconds."""
+Step = Callable[[], dict[str, Any]]
+"""Trains once and gives figures."""
 
 
 # -- the process that compares; it loads no torch ----------------------------------------------------------------------
@@ -55,29 +52,38 @@ Update = Callable[[], dict[str, Any]]
 
 def measure(model: str, threads: int, lengths: str, rounds: int) -> dict[str, Any]:
     load_at_start = machine.load_average()
-    updates: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES}
-    with _side(SIDES[0], model, threads, lengths) as first, _side(SIDES[1], model, threads, lengths) as second:
-        for n in range(rounds):
-            order = [(SIDES[0], first), (SIDES[1], second)]
-            for side, process in order if n % 2 == 0 else reversed(order):
-                updates[side].append(_ask(process))
+    keys = [(side, precision) for precision in PRECISIONS for side in SIDES]
+    steps: dict[str, list[dict[str, Any]]] = {f"{side} {precision}": [] for side, precision in keys}
+    for n in range(rounds):
+        for side, precision in keys if n % 2 == 0 else reversed(keys):
+            with _side(side, precision, model, threads, lengths) as process:
+                steps[f"{side} {precision}"].append(_ask(process))
+    with _side("peak", "float32", model, threads, lengths) as process:
+        peak = _ask(process)
     return {
         "threads": threads,
         "lengths": lengths,
         "load_average": [load_at_start, machine.load_average()],
-        "updates": updates,
+        "peak_flops": peak,
+        "steps": steps,
     }
 
 
 @contextmanager
-def _side(side: str, model: str, threads: int, lengths: str) -> Iterator[subprocess.Popen[str]]:
+def _side(side: str, precision: str, model: str, threads: int, lengths: str) -> Iterator[subprocess.Popen[str]]:
     """A process that trains once for every line it is sent."""
-    command = [sys.executable, "-m", "benchmarks.training", "--side", side]
+    command = [sys.executable, "-m", "benchmarks.training", "--side", side, "--precision", precision]
     options = ["--model", model, "--threads", str(threads), "--lengths", lengths]
-    process = subprocess.Popen([*command, *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    # Threads that spin while they wait for one another would measure the machine's other load.
+    environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "TRL_EXPERIMENTAL_SILENCE": "1"}
+    process = subprocess.Popen(
+        [*command, *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    )
     try:
         assert process.stdout is not None
-        if process.stdout.readline() != "ready\n":
+        while (line := process.stdout.readline()) != "ready\n":  # libraries have things to say while they load
+            if line:
+                continue
             raise RuntimeError(f"the side '{side}' did not start; what it said stands above")
         yield process
     finally:
@@ -101,36 +107,38 @@ def show(result: dict[str, Any]) -> None:
     for run in result["runs"]:
         start, end = run["load_average"]
         rows = []
-        for side in SIDES:
-            updates = run["updates"][side]
-            seconds = [u["seconds"] for u in updates]
-            pairs = list(zip(updates, run["updates"]["padded"], strict=True))
-            against = [
-                quantile([other[clock] / own[clock] for own, other in pairs], 0.5) if side != "padded" else None
-                for clock in ("seconds", "cpu_seconds")
-            ]
-            one = updates[0]
+        for name, steps in run["steps"].items():
+            _, precision = name.split()
+            others = run["steps"][f"trl {precision}"]
+            seconds = [step["seconds"] for step in steps]
             middle = quantile(seconds, 0.5)
             assert middle is not None
+            faster, faster_by_cpu = (
+                quantile([other[clock] / own[clock] for own, other in zip(steps, others, strict=True)], 0.5)
+                for clock in ("seconds", "cpu_seconds")
+            )
+            one = steps[0]
             rows.append(
                 [
-                    side,
+                    name,
                     middle,
-                    min(seconds),
                     one["tokens"] / middle,
-                    one["reply_tokens"] / middle,
                     one["tokens_computed"] / one["tokens"],
-                    *against,
-                    quantile([u["cpu_seconds"] for u in updates], 0.5),
-                    updates[-1]["peak_mb"],
+                    faster,
+                    faster_by_cpu,
+                    steps[-1]["peak_mb"],
+                    steps[-1]["peak_mb"] / others[-1]["peak_mb"],
+                    one["flops"] / middle / run["peak_flops"][precision],
                     f"{one['grad_norm']:.5f}",
                 ]
             )
+        speeds = ", ".join(f"{run['peak_flops'][p] / 1e9:.0f} GFLOP/s in {p}" for p in PRECISIONS)
         machine.show(
-            f"{run['lengths']} lengths, {run['threads']} threads, {len(seconds)} rounds, load average {start} to {end}",
+            f"{run['lengths']} lengths, {run['threads']} threads, {len(steps)} rounds, load average {start} to {end}; "
+            f"matrix products {speeds}",
             [
-                "side", "seconds, median", "least", "trained tokens/s", "of them reply", "computed per trained",
-                "times as fast", "by CPU", "CPU seconds", "peak, MB", "gradient norm",
+                "side", "seconds, median", "trained tokens/s", "computed per trained", "times as fast as TRL",
+                "by CPU", "peak, MB", "of TRL's", "share of peak", "gradient norm",
             ],
             rows,
         )  # fmt: skip
@@ -139,16 +147,16 @@ def show(result: dict[str, Any]) -> None:
 # -- the processes that train ------------------------------------------------------------------------------------------
 
 
-def train_on_demand(side: str, model: str, threads: int, lengths: str) -> None:
+def train_on_demand(side: str, precision: str, model: str, threads: int, lengths: str) -> None:
     """Load, say so, then train once for every line that comes, and answer each with a line of JSON."""
     import torch
 
     torch.set_num_threads(threads)
-    update = {"ours": _ours, "padded": _padded}[side](model, lengths)
+    step = {"ours": _ours, "trl": _trl, "peak": _peak}[side](model, precision, lengths)
     print("ready", flush=True)
     for _ in sys.stdin:
         started, busy = time.perf_counter(), time.process_time()
-        found = update()
+        found = step()
         found["seconds"] = round(time.perf_counter() - started, 3)
         found["cpu_seconds"] = round(time.process_time() - busy, 3)
         found["peak_mb"] = machine.peak_mb(os.getpid())
@@ -169,166 +177,181 @@ def made_up_lengths(lengths: str) -> list[tuple[int, int]]:
 
 
 def made_up_samples(tokenizer: Any, lengths: str) -> list[Any]:
-    from nextstate.chat.template import render
     from nextstate.store.learning import Sample
     from nextstate.types import Turn
 
     draw = random.Random(1)
     common = " the of and to in is that it was for on are as with his they at be this from have or by one had not but"
     words = list(tokenizer.encode(common, add_special_tokens=False))
-    samples = []
-    for n, (prompt_tokens, reply_tokens) in enumerate(made_up_lengths(lengths)):
-        content: list[int] = []
-        while len(prompt := render(tokenizer, [_asked(tokenizer, content)])) < prompt_tokens:
-            content += draw.choices(words, k=prompt_tokens - len(prompt))
-        turn = Turn(
-            turn_id=n,
-            prompt_ids=prompt,
-            reply_ids=tuple(draw.choices(words, k=reply_tokens)),
-            # So unlikely that every importance weight is at its cap, and the gradient the same on both sides.
-            reply_logprobs=(-30.0,) * reply_tokens,
-            reply_versions=(0,) * reply_tokens,
-            temperature=0.7,
+    return [
+        Sample(
+            turn=Turn(
+                turn_id=n,
+                prompt_ids=tuple(draw.choices(words, k=prompt_tokens)),
+                reply_ids=tuple(draw.choices(words, k=reply_tokens)),
+                reply_logprobs=(-30.0,) * reply_tokens,
+                reply_versions=(0,) * reply_tokens,
+                temperature=1.0,
+            ),
+            user="bench",
+            reward=-1 if n % 2 == 0 else 1,
+            hints=(),
+            messages=(),
         )
-        hint = HINT if n % 2 == 0 else None
-        messages = (_asked(tokenizer, content),)
-        samples.append(
-            Sample(turn=turn, user="bench", reward=-1 if hint else 1, hints=(hint,) if hint else (), messages=messages)
-        )
-    return samples
+        for n, (prompt_tokens, reply_tokens) in enumerate(made_up_lengths(lengths))
+    ]
 
 
-def _asked(tokenizer: Any, content: Sequence[int]) -> dict[str, str]:
-    return {"role": "user", "content": tokenizer.decode(content)}
+def _counts(samples: Sequence[Any], config: Any) -> dict[str, Any]:
+    """Tokens, and the operations that one step cannot do without, from the model's dimensions."""
+    width, inner = config.hidden_size, config.intermediate_size
+    heads, pairs, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+    layer = width * dim * (heads + 2 * pairs) + heads * dim * width + 3 * width * inner
+    rank = LEARN.rank * (5 * width + heads * dim + 2 * pairs * dim + heads * dim + 4 * inner)
+    tokens, flops = 0, 0.0
+    for sample in samples:
+        prompt, reply = len(sample.turn.prompt_ids), len(sample.turn.reply_ids)
+        n = prompt + reply - 1
+        tokens += prompt + reply
+        # Frozen weights: forward and the gradient of the input. An adapter's own gradients are a third.
+        flops += config.num_hidden_layers * n * (4 * layer + 6 * rank)
+        # Scores and values, for half of all pairs; the way back takes twice as much and the scores again.
+        flops += config.num_hidden_layers * 2 * (2 * n * n / 2) * heads * dim * 3.5
+        flops += 4 * reply * width * config.vocab_size
+    return {"tokens": tokens, "flops": flops}
 
 
-def _ours(model: str, lengths: str) -> Update:
+def _ours(model: str, precision: str, lengths: str) -> Step:
     from nextstate.engines.model import load
+    from nextstate.learn import trainer as trainer_module
     from nextstate.learn.trainer import Trainer
 
-    trainer = Trainer(load(model, dtype="float32", device="cpu"), LEARN)
+    learn = LEARN.model_copy(update={"bfloat16": precision == "bfloat16"})
+    trainer = Trainer(load(model, dtype="float32", device="cpu"), learn)
     samples = made_up_samples(trainer.loaded.tokenizer, lengths)
-    tokens = sum(len(s.turn.prompt_ids) + len(s.turn.reply_ids) for s in samples)
-    return lambda: {**trainer.update(samples, oldest_version=0), "tokens": tokens}
+    # The same turns in a micro-batch as on the other side, instead of about as many tokens in each.
+    groups = [list(range(at, at + MICRO_BATCH_TURNS)) for at in range(0, TURNS, MICRO_BATCH_TURNS)]
+    trainer_module.grouped = lambda *_, **__: groups  # type: ignore[assignment]
+    counts = _counts(samples, trainer.loaded.model.config)
+    return lambda: {**trainer.update(samples, oldest_version=0), **counts}
 
 
-def _padded(model: str, lengths: str) -> Update:
+def _trl(model: str, precision: str, lengths: str) -> Step:
+    import tempfile
+
     import torch
+    from datasets import Dataset
     from peft import get_peft_model
-    from torch import Tensor
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from trl import GRPOConfig, GRPOTrainer
 
     from nextstate.engines.adapters import lora_config
     from nextstate.engines.model import resolve
-    from nextstate.learn.baseline import advantages, updated
-    from nextstate.learn.batches import Row, make_row, token_weights
-    from nextstate.learn.objectives.anchor import anchor_kl
-    from nextstate.learn.objectives.distillation import subset_distillation
-    from nextstate.learn.objectives.policy_gradient import importance_weights, policy_gradient
 
-    config = LEARN
     path = resolve(model)
     tokenizer = AutoTokenizer.from_pretrained(path)
     samples = made_up_samples(tokenizer, lengths)
-    base = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa").eval()
-    torch.manual_seed(config.seed)
-    policy = get_peft_model(base, lora_config(config.rank, config.alpha, config.targets))
+    base = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa")
+    counts = _counts(samples, base.config)
+    torch.manual_seed(LEARN.seed)
+    policy = get_peft_model(base, lora_config(LEARN.rank, LEARN.alpha, LEARN.targets))
+    options = GRPOConfig(
+        output_dir=tempfile.mkdtemp(),
+        use_cpu=True,
+        bf16=precision == "bfloat16",
+        loss_type="grpo",
+        beta=0.0,
+        epsilon=LEARN.clip_low,
+        epsilon_high=LEARN.clip_high,
+        per_device_train_batch_size=MICRO_BATCH_TURNS,
+        num_generations=MICRO_BATCH_TURNS,
+        gradient_checkpointing=False,
+        report_to="none",
+    )
+    trainer = GRPOTrainer(
+        policy,
+        reward_funcs=lambda completions, **_: [0.0] * len(completions),
+        args=options,
+        train_dataset=Dataset.from_dict({"prompt": ["?"] * TURNS}),
+        processing_class=tokenizer,
+    )
+    trainer.current_gradient_accumulation_steps = TURNS // MICRO_BATCH_TURNS
+    policy.train()
     parameters = [p for p in policy.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, lr=config.learning_rate, betas=(0.9, 0.98), weight_decay=0.0)
-    baselines: dict[str, float] = {}
-    computed = 0
+    optimizer = torch.optim.AdamW(parameters, lr=LEARN.learning_rate, betas=(0.9, 0.98), weight_decay=0.0)
 
-    def reply_logprobs(rows: Sequence[Row], *, hinted: bool = False, adapter: bool = True) -> Tensor:
-        """[N, V] at the reply positions of all rows, cut out of log-probs at all positions."""
-        nonlocal computed
-        prompts = [row.hinted_prompts[0] if hinted else row.prompt_ids for row in rows]
-        sequences = [[*prompt, *row.reply_ids] for prompt, row in zip(prompts, rows, strict=True)]
-        longest = max(map(len, sequences))
-        computed += longest * len(rows)
-        ids_BT = torch.tensor([ids + [0] * (longest - len(ids)) for ids in sequences])
-        mask_BT = torch.tensor([[1] * len(ids) + [0] * (longest - len(ids)) for ids in sequences])
-        with nullcontext() if adapter else policy.disable_adapter():
-            logits_BTV = policy(input_ids=ids_BT, attention_mask=mask_BT, use_cache=False).logits
-        logprobs_BTV = (logits_BTV / rows[0].temperature).log_softmax(-1)
-        replies = [
-            logprobs_V[len(ids) - len(row.reply_ids) - 1 : len(ids) - 1]
-            for logprobs_V, ids, row in zip(logprobs_BTV, sequences, rows, strict=True)
-        ]
-        return torch.cat(replies)
+    def padded(rows: list[tuple[int, ...]], *, left: bool) -> tuple[Any, Any]:
+        longest = max(map(len, rows))
+        gaps = [[0] * (longest - len(row)) for row in rows]
+        ids = [[*gap, *row] if left else [*row, *gap] for row, gap in zip(rows, gaps, strict=True)]
+        ones = [[1] * len(row) for row in rows]
+        mask = [[*gap, *one] if left else [*one, *gap] for one, gap in zip(ones, gaps, strict=True)]
+        return torch.tensor(ids), torch.tensor(mask)
 
-    def update() -> dict[str, Any]:
-        nonlocal baselines, computed
-        computed = 0
-        rewards = [(s.user, s.reward) for s in samples]
-        rows = [
-            make_row(s, advantage, tokenizer, oldest_version=0, max_tokens=config.max_turn_tokens)
-            for s, advantage in zip(samples, advantages(rewards, baselines), strict=True)
-        ]
-        baselines = updated(baselines, rewards, rate=config.baseline_rate)
-        per_turn, per_taught = token_weights(rows, with_teacher=False), token_weights(rows, with_teacher=True)
+    def step() -> dict[str, Any]:
         optimizer.zero_grad(set_to_none=True)
-        clip = {"clip_low": config.clip_low, "clip_high": config.clip_high}
-        total = 0.0
-        for at in range(0, len(rows), PADDED_TURNS):
-            group = range(at, min(at + PADDED_TURNS, len(rows)))
-            batch = [rows[i] for i in group]
-            new_NV = reply_logprobs(batch)
-            old_NV = new_NV.detach()
-            top_NK = old_NV.topk(config.top_k, dim=-1).indices
-            ids_N1 = torch.tensor([[t] for row in batch for t in row.reply_ids])
-            with torch.no_grad():
-                base_N = reply_logprobs(batch, adapter=False).gather(1, ids_N1)[:, 0]
-                taught = [row for row in batch if row.hinted_prompts]
-                has_teacher_N = torch.tensor([bool(row.hinted_prompts) for row in batch for _ in row.reply_ids])
-                teacher_NK = torch.full_like(top_NK, torch.nan, dtype=old_NV.dtype)
-                if taught:
-                    teacher_NK[has_teacher_N] = reply_logprobs(taught, hinted=True).gather(1, top_NK[has_teacher_N])
-            new_N, old_N = (x.gather(1, ids_N1)[:, 0] for x in (new_NV, old_NV))
-            sampled_N = torch.tensor([lp for row in batch for lp in row.sampled_logprobs])
-            importance_N = importance_weights(old_N, sampled_N, cap=config.importance_cap)
-            turn_N, taught_N, advantage_N = (
-                torch.tensor([per_row[i] for i in group for _ in rows[i].reply_ids])
-                for per_row in (per_turn, per_taught, [row.advantage for row in rows])
-            )
-            loss = (
-                config.reward_weight * policy_gradient(new_N, old_N, advantage_N, turn_N * importance_N, **clip)
-                + config.teacher_weight
-                * subset_distillation(
-                    new_NV.gather(1, top_NK),
-                    old_NV.gather(1, top_NK),
-                    teacher_NK,
-                    taught_N * importance_N,
-                    gap_clip=config.gap_clip,
-                    **clip,
-                )
-                + config.kl_weight * anchor_kl(new_N, base_N, turn_N)
-            )
-            loss.backward()
-            total += float(loss.detach())
-        norm = float(torch.nn.utils.clip_grad_norm_(parameters, config.max_grad_norm))
+        computed, loss = 0, 0.0
+        for at in range(0, TURNS, MICRO_BATCH_TURNS):
+            batch = samples[at : at + MICRO_BATCH_TURNS]
+            prompt_ids, prompt_mask = padded([s.turn.prompt_ids for s in batch], left=True)
+            reply_ids, reply_mask = padded([s.turn.reply_ids for s in batch], left=False)
+            computed += prompt_ids.numel() + reply_ids.numel()
+            inputs = {
+                "prompt_ids": prompt_ids,
+                "prompt_mask": prompt_mask,
+                "completion_ids": reply_ids,
+                "completion_mask": reply_mask,
+                "advantages": torch.tensor([float(s.reward) for s in batch]),
+            }
+            part = trainer._compute_loss(trainer.model, inputs)
+            trainer.accelerator.backward(part)
+            loss += float(part.detach())
+        norm = float(torch.nn.utils.clip_grad_norm_(parameters, LEARN.max_grad_norm))
         optimizer.step()
-        return {
-            "loss": total,
-            "grad_norm": norm,
-            "tokens": sum(row.tokens for row in rows),
-            "reply_tokens": sum(len(row.reply_ids) for row in rows),
-            "tokens_computed": computed,
-        }
+        return {"loss": loss, "grad_norm": norm, "tokens_computed": computed, **counts}
 
-    return update
+    return step
+
+
+def _peak(model: str, _: str, lengths: str) -> Step:
+    """Operations a second of plain products of the model's shapes, as many rows as a micro-batch has tokens."""
+    import torch
+    from transformers import AutoConfig
+
+    from nextstate.engines.model import resolve
+
+    config = AutoConfig.from_pretrained(resolve(model))
+    rows = sum(prompt + reply for prompt, reply in made_up_lengths(lengths)) * MICRO_BATCH_TURNS // TURNS
+    width, inner = config.hidden_size, config.intermediate_size
+    shapes = [(width, width), (width, inner), (inner, width)]
+
+    def speed(dtype: torch.dtype) -> float:
+        flops = seconds = 0.0
+        for across, out in shapes:
+            x, w = torch.randn(rows, across, dtype=dtype), torch.randn(out, across, dtype=dtype)
+            torch.nn.functional.linear(x, w)
+            started = time.perf_counter()
+            for _ in range(20):
+                torch.nn.functional.linear(x, w)
+            seconds += time.perf_counter() - started
+            flops += 20 * 2 * rows * across * out
+        return flops / seconds
+
+    return lambda: {precision: speed(getattr(torch, precision)) for precision in PRECISIONS}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.training", description=__doc__.split("\n")[0])
     parser.add_argument("--model", default=NAME)
     parser.add_argument("--threads", type=int, nargs="+", default=[2])
-    parser.add_argument("--lengths", choices=LENGTHS, nargs="+", default=list(LENGTHS))
-    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--lengths", choices=LENGTHS, nargs="+", default=["spread"])
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there")
-    parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
+    parser.add_argument("--side", choices=(*SIDES, "peak"), help=argparse.SUPPRESS)
+    parser.add_argument("--precision", choices=PRECISIONS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.side:
-        train_on_demand(options.side, options.model, options.threads[0], options.lengths[0])
+        train_on_demand(options.side, options.precision, options.model, options.threads[0], options.lengths[0])
         return
     runs = [
         measure(options.model, threads, lengths, options.rounds)

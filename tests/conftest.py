@@ -146,12 +146,13 @@ def start_server(store: Store, engine: LocalEngine, tmp_path: Path) -> ServerFac
         *,
         serve: dict[str, Any] | None = None,
         engine_config: dict[str, Any] | None = None,
+        store_config: dict[str, Any] | None = None,
         with_engine: Any = None,
         learning: bool = True,
         ready: Callable[[], tuple[bool, str]] = lambda: (True, "ready"),
         key: str = "unused",
     ) -> AsyncIterator[RunningServer]:
-        config = Config(data=tmp_path, serve=serve or {}, engine=engine_config or {})
+        config = Config(data=tmp_path, serve=serve or {}, engine=engine_config or {}, store=store_config or {})
         calls: list[None] = []
         app = create_app(
             store=store,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nextstate.store import judging, turns
+from nextstate.store import finding, judging, turns
 from nextstate.store.store import Store
 from nextstate.store.turns import NewTurn, Placement
 from nextstate.types import FinishReason, Hint, Message, Sampling, Source, Verdict, Vote
@@ -49,8 +49,9 @@ def finished_turn(store: Store, *, new: NewTurn | None = None, **changes: Any) -
 
 def continued_turn(store: Store, *, said: str = "too long", **changes: Any) -> int:
     """A turn with a next state; its id. The request that brought it stays open."""
+    user = changes.get("new", new_turn()).user
     turn_id = finished_turn(store, **changes)
-    row = store.read_now(lambda db: turns.find_by_answer(db, "local", f"answer {turn_id}", None))
+    row = store.read_now(lambda db: finding.find_by_answer(db, user, f"answer {turn_id}", None))
     assert row is not None
     place = Placement(
         session_id=row.session_id,
@@ -62,7 +63,8 @@ def continued_turn(store: Store, *, said: str = "too long", **changes: Any) -> i
         source=Source.USER,
     )
     messages = (*QUESTION, {"role": "assistant", "content": "the fox"}, {"role": "user", "content": said})
-    store.write_now(turns.open_turn, new_turn(placement=place, messages=messages, prompt_ids=(5, 6, 7, 60, 61, 9)))
+    follows = new_turn(user=user, placement=place, messages=messages, prompt_ids=(5, 6, 7, 60, 61, 9))
+    store.write_now(turns.open_turn, follows)
     return turn_id
 
 

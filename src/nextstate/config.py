@@ -7,6 +7,7 @@ Read once, at the edge, from weakest to strongest: defaults, a TOML file, NEXTST
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -34,16 +35,18 @@ from pydantic_settings import (
 )
 
 from nextstate.errors import ConfigError
+from nextstate.logs import Form
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class ServeConfig(_Section):
     host: str = "127.0.0.1"
     """Only loopback addresses are served without a key."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8700
+    """0: any free one; the first line of the server's output names it."""
     api_key: SecretStr | None = None
     """A key beside those of `nextstate keys`; any address but loopback needs one of them. Set it by environment."""
     max_queue: PositiveInt = 64
@@ -53,6 +56,7 @@ class ServeConfig(_Section):
     max_tokens: PositiveInt = 4096
     """For requests that name none, as those of most agents; the context limits an answer in any case."""
     max_body_bytes: PositiveInt = 8_000_000
+    """Larger requests are refused before they are read."""
     max_depth: Annotated[int, Field(ge=8, le=200)] = 64
     """Objects and lists inside one another in a request; the parser would give up at some hundreds."""
     body_timeout_s: PositiveFloat = 30
@@ -63,15 +67,17 @@ class ServeConfig(_Section):
 
 class EngineConfig(_Section):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of the weights; auto: float32 on a CPU, bfloat16 on a GPU."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: the GPU where there is one."""
     max_streams: PositiveInt = 16
     """Replies generated at once."""
     threads: PositiveInt = 1
     """CPU threads of the decoding loop; more gain nothing there."""
     tool_form: Literal["hermes", "llama"] | None = None
-    """How the model writes tool calls; None: as its chat template tells."""
+    """How the model writes tool calls; not set: as its chat template tells."""
     reasoning_form: Literal["none", "think"] | None = None
-    """How the model writes what it thinks before it answers; None: as its chat template tells."""
+    """How the model writes what it thinks before it answers; not set: as its chat template tells."""
     prefix_cache_tokens: NonNegativeInt = 4096
     """Tokens of finished sequences whose keys and values are kept for prompts that begin the same way."""
 
@@ -81,18 +87,48 @@ class CollectConfig(_Section):
     """A session without requests for this long ends; its last turn stays without a verdict."""
 
 
+class StoreConfig(_Section):
+    max_age_days: PositiveFloat | None = None
+    """A session without requests for this long loses its texts and tokens; None: they are kept."""
+    max_gb: PositiveFloat | None = None
+    """Size of what is stored beyond which the sessions that have been quiet longest lose theirs; None: no limit."""
+    redact: tuple[Literal["keys", "emails", "cards"], ...] = ()
+    """What is taken out of texts before they are stored. A turn that held any of it is not trained: its tokens would be
+    what was taken out."""
+    redact_patterns: dict[str, str] = {}
+    """More of that: a name for each regular expression."""
+
+    @field_validator("redact_patterns")
+    @classmethod
+    def check_patterns(cls, patterns: dict[str, str]) -> dict[str, str]:
+        for name, pattern in patterns.items():
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"'{name}' is no regular expression: {error}") from error
+        return patterns
+
+
 class JudgeConfig(_Section):
     base_url: str | None = None
-    """An OpenAI-compatible endpoint to ask for votes. None: the base weights in the local engine vote."""
+    """An OpenAI-compatible endpoint to ask for votes. Not set: the base weights in the local engine vote."""
     model: str = "judge"
+    """The endpoint's name for its model."""
     api_key: SecretStr | None = None
+    """The endpoint's key. Set it by environment."""
     votes: PositiveInt = 3
     """Samples a turn, from an endpoint."""
     deadline_s: PositiveFloat = 60
+    """Time for one verdict."""
     concurrency: PositiveInt = 4
     """Turns judged at once."""
     max_attempts: PositiveInt = 20
-    """A turn whose judge failed this often is left out."""
+    """A turn on which the judge broke this often is left out. A judge that is down or late does not count."""
+    max_wait_s: PositiveFloat = 86_400
+    """A turn that a judge which is down or late has kept waiting for this long is left out."""
+    data_results: bool = True
+    """Count a tool result that is data, such as a number, a record or a listing, and shows no error as good. Prose that
+    a tool returned never counts. False: only a status, an exit code or a test verdict makes a result good."""
 
     @field_validator("base_url")
     @classmethod
@@ -108,21 +144,35 @@ Divergence = Literal["reverse_kl", "forward_kl", "jsd"]
 
 class LearnConfig(_Section):
     enabled: bool = True
+    """False: turns are kept, and never judged or trained."""
     objective: Literal["binary", "distillation", "hybrid"] = "hybrid"
     """What trains: good and bad verdicts, the hinted teacher, or both."""
     batch_turns: PositiveInt = 8
     """Turns that start an update."""
     max_wait_s: PositiveFloat = 60
     """A turn that has waited this long starts an update alone: one correction does not wait for a crowd."""
+    weights: Literal["lora", "full"] = "lora"
+    """What is trained: a LoRA adapter of rank, alpha and targets, or all weights, which takes four times their memory
+    more and about a tenth of the learning rate. A data folder belongs to one of them. See training.md."""
+    keep_versions: PositiveInt = 4
+    """With full weights: versions that served before and can be gone back to, newest first. The weights of older ones
+    are removed from disk."""
     rank: PositiveInt = 16
+    """Of the adapter: how many directions of each weight matrix it can change."""
     alpha: PositiveInt = 32
+    """The adapter's product is scaled by alpha / rank."""
     targets: str = "all-linear"
-    learning_rate: PositiveFloat = 1e-4
+    """Layers that get an adapter: all-linear, or names joined by commas."""
+    learning_rate: NonNegativeFloat = 1e-4
+    """Of AdamW. 0 makes versions that change nothing, to see what the way of a version costs or breaks."""
     max_grad_norm: PositiveFloat = 1.0
+    """A longer gradient is scaled down to this length."""
     steps: PositiveInt = 1
     """Optimiser steps on one batch."""
     clip_low: PositiveFloat = 0.2
+    """The ratio of new to old probability has no pull below 1 - clip_low ..."""
     clip_high: PositiveFloat = 0.28
+    """... nor above 1 + clip_high; the wider upper side lets rare tokens grow."""
     reward_weight: NonNegativeFloat = 1.0
     """w_RL: weight of the binary reward."""
     teacher_weight: NonNegativeFloat = 1.0
@@ -146,6 +196,7 @@ class LearnConfig(_Section):
     jsd_alpha: Annotated[float, Field(gt=0, lt=1)] = 0.5
     """The teacher's share of the mixture that "jsd" measures from."""
     top_k: PositiveInt = 32
+    """K: likely tokens that the teacher corrects at each position, and that hints are compared by."""
     gap_clip: PositiveFloat = 1.0
     """C: bound on the teacher's log-prob gap, nats."""
     importance_cap: PositiveFloat = 2.0
@@ -155,6 +206,9 @@ class LearnConfig(_Section):
     the one that sampled it is left out: hardly any of its tokens is one that this version would have said."""
     max_session_share: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Share of the largest update that one session may fill; its other turns wait for the next."""
+    max_key_share: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """The same for all sessions of one key's user, where turns of others wait too: one who floods the server takes no
+    more than this of what it learns, and the others need not wait until the flood is over."""
     kl_weight: NonNegativeFloat = 0.05
     """beta: weight of the k3 estimate of the divergence from the base."""
     baseline_rate: Annotated[float, Field(ge=0, le=1)] = 0.1
@@ -163,11 +217,19 @@ class LearnConfig(_Section):
     """Publishes a token may trail the version being trained; older tokens are masked."""
     max_turn_tokens: PositiveInt = 4096
     """Longer turns are left out, so that an update fits in memory."""
-    micro_batch_tokens: PositiveInt = 512
-    """Tokens in one forward and backward pass."""
+    micro_batch_tokens: PositiveInt = 1024
+    """Distinct tokens in one forward and backward pass, beside those of the update's longest turn. Turns that share a
+    beginning share its tokens. A token of the built-in model takes 0.7 MB in float32 and 0.4 MB in bfloat16."""
+    bfloat16: bool = False
+    """Multiply in bfloat16: faster and smaller where the machine has instructions for it, and log-probs that are off by
+    some hundredths of a nat a token. What is trained and its optimiser stay in float32."""
+    memory_gb: PositiveFloat | None = None
+    """What the trainer may take beside the base weights, in 10^9 bytes; not set: what is free when it starts. Passes
+    are made smaller and longer turns are left out so that it is enough; `nextstate learn plan` shows how."""
     threads: NonNegativeInt = 0
     """CPU threads of the trainer; 0: the cores that the engine leaves."""
     seed: int = 0
+    """Of the adapter's beginning."""
 
     @property
     def max_update_turns(self) -> int:
@@ -178,6 +240,11 @@ class LearnConfig(_Section):
     def max_session_turns(self) -> int:
         """Most turns of one session in one update. One at least, so that every turn's time comes."""
         return max(1, int(self.max_session_share * self.max_update_turns))
+
+    @property
+    def max_key_turns(self) -> int:
+        """Most turns of one key's user in one update, where turns of others wait too."""
+        return max(1, int(self.max_key_share * self.max_update_turns))
 
     @model_validator(mode="after")
     def check(self) -> Self:
@@ -190,7 +257,7 @@ class LearnConfig(_Section):
 
 class GateConfig(_Section):
     probe_bound: PositiveFloat | None = None
-    """Largest log-prob difference between trainer and engine on the probe, nats; None: 1e-3 in float32, else 0.5."""
+    """Largest log-prob difference between trainer and engine on the probe, nats; not set: 1e-3 in float32, else 0.5."""
     max_divergence: PositiveFloat = 1.0
     """Mean divergence from the base on the probe, nats a token, beyond which a version does not serve."""
     max_perplexity_ratio: PositiveFloat = 1.5
@@ -221,15 +288,19 @@ class Config(BaseSettings):
         extra="forbid",
         frozen=True,
         nested_model_default_partial_update=True,
+        use_attribute_docstrings=True,
     )
 
     model: str = "smollm2-135m-instruct"
     """Hub name or folder of a causal chat model; the default is built in."""
     data: Path = Path("nextstate-data")
     """Folder of the store and the policy versions; belongs to one model and one server."""
+    log: Form = "text"
+    """What log lines look like; json has a field for the turn or version that a line is about."""
     serve: ServeConfig = ServeConfig()
     engine: EngineConfig = EngineConfig()
     collect: CollectConfig = CollectConfig()
+    store: StoreConfig = StoreConfig()
     judge: JudgeConfig = JudgeConfig()
     learn: LearnConfig = LearnConfig()
     gate: GateConfig = GateConfig()

@@ -171,6 +171,8 @@ class ScoreRequest:
     """First position whose log-prob is wanted, at least 1 (a first token has no context); len(ids) for none."""
     choices: TokenIds = ()
     """Tokens that might come after `ids`; their log-probs come back too."""
+    layers: tuple[int, ...] = ()
+    """Layers, counted from 1, whose hidden state at the last of `ids` comes back too."""
     temperature: float = 1.0
 
 
@@ -181,6 +183,8 @@ class TokenScores:
     choice_logprobs: tuple[float, ...]
     """[len(choices)] nats, normalised over the whole vocabulary."""
     version: int
+    states: tuple[tuple[float, ...], ...] = ()
+    """[len(layers)][H] as the request asked for them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -321,14 +325,19 @@ class SkipReason(StrEnum):
     UPDATE_FAILED = "update_failed"
     VERSION_REJECTED = "version_rejected"
     HELD_OUT = "held_out"
+    REDACTED = "redacted"
+    FORGOTTEN = "forgotten"
+    EXPIRED = "expired"
 
 
 class VersionState(StrEnum):
     """A version is trained as a candidate, then serves or is rejected, and retires when the next one serves; or it is
-    rolled back by the watch, and never serves again."""
+    rolled back by the watch, and never serves again. Of one with full weights that retired long ago the weights are
+    removed: nobody can go back to it."""
 
     CANDIDATE = "candidate"
     SERVING = "serving"
     RETIRED = "retired"
     REJECTED = "rejected"
     ROLLED_BACK = "rolled_back"
+    REMOVED = "removed"

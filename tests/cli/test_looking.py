@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from nextstate.cli.main import app
 from nextstate.store import learning, turns
-from nextstate.store.store import Store
+from nextstate.store.store import Store, note
 from nextstate.types import SkipReason, TurnState, Vote
 from tests.rows import finished_turn, judged_turn
 
@@ -174,3 +174,33 @@ def test_looking_does_not_make_a_data_folder(tmp_path: Path, command: tuple[str,
     assert result.exit_code == 1
     assert "holds no nextstate data" in result.stderr
     assert not (tmp_path / "none").exists()
+
+
+def test_status_says_why_nothing_is_learned(data: Path, store: Store):
+    assert ask_json(data, "status")["not_learning"] is None
+    store.write_now(note, "trainer_refused", why="There is no room.")
+    assert ask_json(data, "status")["not_learning"] == "There is no room."
+    assert "not learning: There is no room." in ask(data, "status")
+
+
+def test_the_plan_is_shown_with_what_is_other_than_configured(data: Path, tiny_model_path: Path, store: Store):
+    step = {"tokens": 64, "seconds": 0.5, "planned_bytes": 2_000_000_000, "measured_bytes": 1_000_000_000}
+    store.write_now(note, "stress_step", **step)
+    text = ask(data, "learn", "plan", "--model", str(tiny_model_path))
+    assert "turns of up to 2048 tokens, micro-batches of 1024" in text  # the model's context
+    assert "the last stress step: 64 tokens took 1.00 GB, planned 2.00 GB" in text
+    plan = ask_json(data, "learn", "plan", "--model", str(tiny_model_path))
+    assert plan["refusal"] is None
+    assert plan["last_stress_step"] == step
+
+
+def test_a_plan_that_does_not_fit_ends_with_what_to_do(
+    data: Path, tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("NEXTSTATE_LEARN__MEMORY_GB", "0.01")
+    command = ["learn", "plan", "--model", str(tiny_model_path), "--data", str(data)]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 1
+    assert "0.01 GB are available to the trainer (learn.memory_gb)" in result.stderr
+    asked = CliRunner().invoke(app, [*command, "--json"])
+    assert json.loads(asked.stdout)["refusal"] is not None

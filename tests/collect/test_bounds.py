@@ -11,8 +11,9 @@ from sqlalchemy import Connection, event, insert
 from nextstate.collect import clients, spine
 from nextstate.collect.placement import place
 from nextstate.store import schema
+from nextstate.store.finding import MAX_FOUND, find_turns
 from nextstate.store.store import Store
-from nextstate.store.turns import MAX_FOUND, end_sessions, find_turns
+from nextstate.store.turns import end_sessions
 from tests.collect.talk import TOOLS, Talk, call, says, tool, user
 
 MAX_LOOKUPS = 64

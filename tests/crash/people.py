@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from dataclasses import dataclass, field
 
@@ -35,6 +36,8 @@ class People:
     think_s: float = 0.5
     """Mean time from an answer to the next message."""
     max_tokens: int = 64
+    thumbs: float = 0.0
+    """Share of answers that get explicit feedback, and of conversations that end with a word."""
     seen: list[Seen] = field(default_factory=list)
     broken: int = 0
     """Answers that broke off after they had begun."""
@@ -55,10 +58,27 @@ class People:
                     break
                 messages.append({"role": "assistant", "content": answer.text})
                 messages.append({"role": "user", "content": chance.choice(REMARKS)})
+                if chance.random() < self.thumbs:
+                    await self.thumb(answer.turn_id, good=chance.random() < 0.5)
                 await asyncio.sleep(chance.expovariate(1 / self.think_s))
+            if chance.random() < self.thumbs:
+                await self.ask([{"role": "user", "content": f"bye {who}.{asked}"}], done=True)
 
-    async def ask(self, messages: list[dict[str, str]], *, max_tokens: int | None = None) -> Seen | None:
-        """One request, streamed; None when the server broke off or is not there."""
+    async def thumb(self, turn_id: int, *, good: bool) -> None:
+        """Explicit feedback, with words; lost when the server is not there."""
+        body = {"turn_id": turn_id, "value": "good" if good else "bad", "words": "" if good else "Be brief, please."}
+        async with httpx.AsyncClient(verify=False, timeout=60) as http:
+            with contextlib.suppress(httpx.TransportError):
+                (await http.post(f"{self.served.url}/feedback", json=body)).raise_for_status()
+
+    async def ask(
+        self, messages: list[dict[str, str]], *, max_tokens: int | None = None, done: bool = False
+    ) -> Seen | None:
+        """One request, streamed; None when the server broke off or is not there.
+
+        Args:
+            done: say that the session is over with this answer.
+        """
         async with (
             DefaultAsyncHttpxClient(verify=False) as transport,
             AsyncOpenAI(
@@ -73,6 +93,7 @@ class People:
                     stream=True,
                     temperature=1.0,
                     max_tokens=max_tokens or self.max_tokens,
+                    extra_headers={"X-Session-Done": "1"} if done else None,
                 )
                 version = int(stream.response.headers["x-nextstate-policy-version"])
                 async for chunk in stream:

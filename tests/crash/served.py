@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import json
 import os
@@ -20,6 +21,8 @@ import httpx
 from safetensors.torch import load_file, save_file
 
 from nextstate.store.store import Store
+from tests.crash import spots
+from tests.crash.warm import Template, WarmServer
 
 T = TypeVar("T")
 
@@ -41,7 +44,8 @@ async def until(condition: Callable[[], T], what: str, *, poll_s: float = 0.02, 
 
 
 def spawn(command: Sequence[str], output: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(command, stdout=output, stderr=output, env=ENVIRONMENT)
+    """In a process group of its own, so that all of it can be killed."""
+    return subprocess.Popen(command, stdout=output, stderr=output, env=ENVIRONMENT, start_new_session=True)
 
 
 def talkative(model: Path, folder: Path, *, ends: int) -> Path:
@@ -79,10 +83,14 @@ def write_config(
 class Served:
     """One data folder and the server on it. Started, killed and started again, it is the same object."""
 
-    def __init__(self, data: Path, *options: str) -> None:
+    def __init__(self, data: Path, *options: str, template: Template | None = None) -> None:
+        """Args:
+        template: from which to fork it. Only then can `die_at` be used.
+        """
         self.data, self._options = data, options
+        self._template, self._spot = template, data.with_suffix(".spot")
         self._log = data.with_suffix(".log")
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | WarmServer | None = None
         self._logged = 0
         self.url = ""
         self.version = 0
@@ -114,9 +122,13 @@ class Served:
     async def start(self) -> None:
         """Start, and come back when it serves."""
         self._logged = self._log.stat().st_size if self._log.exists() else 0
-        with self._log.open("ab") as log:
-            command = [sys.executable, "-m", "nextstate.cli.main", "serve", "--data", str(self.data), *self._options]
-            process = self._process = spawn(command, log)
+        self._log.touch()
+        arguments = ["serve", "--data", str(self.data), *self._options]
+        if self._template is not None:
+            process = self._process = self._template.serve(arguments, self._log, self._spot)
+        else:
+            with self._log.open("ab") as log:
+                process = self._process = spawn([sys.executable, "-m", "nextstate.cli.main", *arguments], log)
 
         def address() -> re.Match[str] | None:
             assert process.poll() is None, f"the server ended with status {process.returncode}:\n{self.log()}"
@@ -128,19 +140,30 @@ class Served:
         async with httpx.AsyncClient(verify=False, timeout=DEADLINE_S) as http:
             (await http.get(self.url.replace("/v1", "/healthz"))).raise_for_status()
 
-    async def kill(self, *, trainer: bool = False) -> None:
-        """SIGKILL the server, or it and its trainer, and come back when they are gone."""
-        assert self._process is not None
-        pids = [self.pid, self.trainer_pid] if trainer else [self.pid]
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)
-        await asyncio.to_thread(self._process.wait)
-        if trainer:
-            await until(self.trainer_is_gone, "the killed trainer is gone")
+    async def die_at(self, spot: str, *, skip: int = 0, delay_s: float = 0.0, orphan: bool = False) -> None:
+        """Let the server or its trainer die at a spot, see `spots.arm`, and come back when it is dead.
 
-    async def kill_trainer(self) -> None:
-        os.kill(self.trainer_pid, signal.SIGKILL)
-        await until(self.trainer_is_gone, "the killed trainer is gone", poll_s=0.001)
+        Args:
+            orphan: when the server dies, let its trainer find that out by itself; else it is killed in the next moment.
+        """
+        assert self._process is not None
+        assert self._template is not None
+        process, file = self._process, self._spot
+        spots.arm(file, spot, skip=skip, delay_s=delay_s)
+        await until(lambda: spots.fired(file), f"somebody reaches '{spot}'", poll_s=0.005, deadline_s=120)
+        if spot.startswith("trainer"):
+            await asyncio.sleep(delay_s)
+            await until(self.trainer_is_gone, "the trainer is dead", poll_s=0.002)
+            return
+        await until(lambda: process.poll() is not None, "the server is dead", poll_s=0.002)
+        if not orphan:
+            await self.kill_what_is_left()
+
+    async def kill_what_is_left(self) -> None:
+        """SIGKILL whatever of the server and its trainer is alive, also one that has only begun to start."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        await until(self.trainer_is_gone, "the killed trainer is gone")
 
     def trainer_is_gone(self) -> bool:
         """Whether nobody holds the trainer's place. Its lock says so, whoever reaps the process."""

@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, DynamicCache
 
+from nextstate.engines import adapters, full
 from nextstate.engines.adapters import lora_config
 from nextstate.engines.local import LocalEngine
 from nextstate.engines.model import LoadedModel, load
-from nextstate.engines.packed import forward_packed
-from nextstate.errors import AdapterError, ContextLengthExceeded, EngineFault
+from nextstate.engines.packed import Segment, forward_packed
+from nextstate.errors import AdapterError, AdapterMismatch, ContextLengthExceeded, EngineFault
 from nextstate.learn import checkpoint
 from nextstate.types import BASE, FinishReason, PolicyRef, Sampling, ScoreRequest, TokenChunk, TokenIds
 from tests.conftest import CONTEXT_TOKENS
@@ -29,20 +31,33 @@ POLICY = PolicyRef()
 PROMPT: TokenIds = (45, 60, 61, 62, 70)
 
 
+@pytest.fixture(params=["lora", "full"])
+def kind(request: pytest.FixtureRequest) -> str:
+    """What a version's folder holds. The engine keeps one contract for both."""
+    return str(request.param)
+
+
+def prepare(engine: LocalEngine, kind: str) -> None:
+    if kind == "full":
+        engine.prepare_full_weights()
+    else:
+        engine.prepare_adapters(lora_config(4, 8, "all-linear"))
+
+
 @pytest.fixture
-def own_engine(tiny_model_path: Path) -> Iterator[LocalEngine]:
-    """An engine whose adapters a test may change."""
+def own_engine(tiny_model_path: Path, kind: str) -> Iterator[LocalEngine]:
+    """An engine whose versions a test may change."""
     running = LocalEngine(load(str(tiny_model_path)), prefix_cache_tokens=2000)
-    running.prepare_adapters(lora_config(4, 8, "all-linear"))
+    prepare(running, kind)
     running.start()
     yield running
     running.stop()
 
 
 @pytest.fixture
-def artifacts(make_trainer: TrainerFactory, tmp_path: Path) -> list[Path]:
+def artifacts(make_trainer: TrainerFactory, tmp_path: Path, kind: str) -> list[Path]:
     """Versions 1, 2, ... on disk, each far from the one before."""
-    trainer, folders = make_trainer(), []
+    trainer, folders = make_trainer(weights=kind), []
     for version in range(1, 6):
         shake(trainer)
         folders.append(checkpoint.save(trainer, tmp_path, version, probe={}, metrics={}))
@@ -60,13 +75,19 @@ async def reply(stream: AsyncIterator[TokenChunk]) -> TokenChunk:
     )
 
 
+def plain_model(path: Path, artifact: Path | None) -> torch.nn.Module:
+    """A version, or the base, as the libraries load it."""
+    if artifact is not None and not (artifact / "adapter_config.json").exists():
+        return AutoModelForCausalLM.from_pretrained(artifact, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(path)
+    return model if artifact is None else PeftModel.from_pretrained(model, artifact)
+
+
 def by_plain_transformers(
-    path: Path, adapter: Path | None, prompt: TokenIds, ids: TokenIds, temperature: float = 1.0
+    path: Path, artifact: Path | None, prompt: TokenIds, ids: TokenIds, temperature: float = 1.0
 ) -> list[float]:
     """Log-probs of `ids` after `prompt` from one full forward pass of the library, without our attention."""
-    model = AutoModelForCausalLM.from_pretrained(path)
-    if adapter is not None:
-        model = PeftModel.from_pretrained(model, adapter)
+    model = plain_model(path, artifact)
     with torch.no_grad():
         logits = model(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1]
     return (logits / temperature).log_softmax(-1)[torch.arange(len(ids)), torch.tensor(ids)].tolist()
@@ -213,8 +234,8 @@ async def test_base_and_versions_side_by_side_each_get_their_own_numbers(
     pinned = [BASE, PolicyRef(version=1), PolicyRef(version=2), POLICY]
     sampling = Sampling(max_tokens=12, seed=9)
     replies = await asyncio.gather(*(reply(own_engine.generate(PROMPT, sampling, p)) for p in pinned))
-    for made, adapter in zip(replies, [None, artifacts[0], artifacts[1], artifacts[1]], strict=True):
-        expected = by_plain_transformers(tiny_model_path, adapter, PROMPT, made.ids)
+    for made, artifact in zip(replies, [None, artifacts[0], artifacts[1], artifacts[1]], strict=True):
+        expected = by_plain_transformers(tiny_model_path, artifact, PROMPT, made.ids)
         assert made.logprobs == pytest.approx(expected, abs=1e-3)
     assert [set(made.versions) for made in replies] == [{0}, {1}, {2}, {2}]
 
@@ -243,39 +264,85 @@ async def test_a_version_that_is_not_loaded_is_refused_by_name(own_engine: Local
         await reply(own_engine.generate(PROMPT, Sampling(max_tokens=1), PolicyRef(version=7)))
 
 
-async def test_old_versions_make_room_but_never_the_one_that_serves(own_engine: LocalEngine, artifacts: list[Path]):
+async def test_old_versions_make_room_but_never_the_one_that_serves(
+    own_engine: LocalEngine, artifacts: list[Path], kind: str
+):
     await own_engine.publish(PolicyRef(version=1), artifacts[0])
     own_engine.serve_version(1)
     for version in (2, 3, 4, 5):
         await own_engine.publish(PolicyRef(version=version), artifacts[version - 1])
         assert 1 in own_engine.versions
-    assert own_engine.versions == [0, 1, 4, 5]
+    assert own_engine.versions == ([0, 1, 5] if kind == "full" else [0, 1, 4, 5])
 
 
-async def test_while_every_slot_is_in_use_a_new_version_has_to_wait(own_engine: LocalEngine, artifacts: list[Path]):
-    for version in (1, 2, 3):
+async def test_while_every_slot_is_in_use_a_new_version_has_to_wait(
+    own_engine: LocalEngine, artifacts: list[Path], kind: str
+):
+    held = range(1, {"lora": adapters.SLOTS, "full": full.SLOTS}[kind] + 1)
+    for version in held:
         await own_engine.publish(PolicyRef(version=version), artifacts[version - 1])
-    endless = [own_engine.generate(PROMPT, Sampling(max_tokens=400, seed=v), PolicyRef(version=v)) for v in (1, 2, 3)]
+    endless = [own_engine.generate(PROMPT, Sampling(max_tokens=400, seed=v), PolicyRef(version=v)) for v in held]
     own_engine._step = lambda _: None  # nobody finishes
     waiting = [asyncio.create_task(anext(stream)) for stream in endless]
     await asyncio.sleep(0)
     with pytest.raises(EngineFault, match="in use"):
         await own_engine.publish(PolicyRef(version=4), artifacts[3])
-    assert own_engine.versions == [0, 1, 2, 3]
+    assert own_engine.versions == [0, *held]
     for task in waiting:
         task.cancel()
 
 
-async def test_a_damaged_adapter_leaves_everything_as_it_was(
-    own_engine: LocalEngine, artifacts: list[Path], tmp_path: Path
-):
+async def test_a_damaged_version_leaves_everything_as_it_was(own_engine: LocalEngine, artifacts: list[Path]):
     await own_engine.publish(PolicyRef(version=1), artifacts[0])
     own_engine.serve_version(1)
-    (artifacts[1] / "adapter_model.safetensors").write_bytes(b"half")
+    [weights] = artifacts[1].glob("*model.safetensors")
+    weights.write_bytes(b"half")
     with pytest.raises(AdapterError, match="cannot be read"):
         await own_engine.publish(PolicyRef(version=2), artifacts[1])
     made = await reply(own_engine.generate(PROMPT, Sampling(max_tokens=4, seed=1), POLICY))
     assert set(made.versions) == {1}
+
+
+async def test_a_version_of_the_other_kind_is_refused_with_the_setting_to_put_back(
+    own_engine: LocalEngine, make_trainer: TrainerFactory, tmp_path: Path, kind: str
+):
+    other = "lora" if kind == "full" else "full"
+    folder = checkpoint.save(make_trainer(weights=other), tmp_path, 1, probe={}, metrics={})
+    with pytest.raises(AdapterMismatch, match=f'learn.weights = "{other}"'):
+        await own_engine.publish(PolicyRef(version=1), folder)
+    assert own_engine.versions == [0]
+
+
+async def test_weights_of_another_shape_are_refused(tiny_model_path: Path, tmp_path: Path):
+    other = AutoModelForCausalLM.from_pretrained(tiny_model_path)
+    other.resize_token_embeddings(416)
+    other.save_pretrained(tmp_path / "000001")
+    own = LocalEngine(load(str(tiny_model_path)))
+    own.prepare_full_weights()
+    with pytest.raises(AdapterMismatch, match="other layers or shapes"):
+        await own.publish(PolicyRef(version=1), tmp_path / "000001")
+
+
+async def test_full_weights_in_which_a_tensor_is_missing_are_not_made_up(
+    own_engine: LocalEngine, artifacts: list[Path], kind: str
+):
+    if kind == "lora":
+        pytest.skip("an adapter without one has another shape")
+    file = artifacts[0] / "model.safetensors"
+    state = load_file(file)
+    del state["model.norm.weight"]
+    save_file(state, file, metadata={"format": "pt"})
+    with pytest.raises(AdapterError, match=r"1 of its tensors are missing, model\.norm\.weight"):
+        await own_engine.publish(PolicyRef(version=1), artifacts[0])
+
+
+async def test_full_weights_removed_from_disk_go_on_serving(own_engine: LocalEngine, artifacts: list[Path]):
+    await own_engine.publish(PolicyRef(version=1), artifacts[0])
+    own_engine.serve_version(1)
+    sampling = Sampling(max_tokens=6, seed=1)
+    before = await reply(own_engine.generate(PROMPT, sampling, POLICY))
+    checkpoint.remove_weights(artifacts[0])
+    assert await reply(own_engine.generate(PROMPT, sampling, POLICY)) == before
 
 
 async def test_a_step_that_fails_ends_its_requests_with_the_reason_and_the_next_ones_are_answered(
@@ -326,15 +393,15 @@ def under_tagged_versions(
 @pytest.mark.filterwarnings("ignore:`past_key_values` is deprecated:FutureWarning")
 @pytest.mark.slow
 async def test_versions_published_one_after_another_cut_no_stream_and_every_token_has_its_versions_log_prob(
-    tiny_model_path: Path, make_trainer: TrainerFactory, tmp_path: Path
+    tiny_model_path: Path, make_trainer: TrainerFactory, tmp_path: Path, kind: str
 ):
-    trainer, published, streams, tokens = make_trainer(), 20, 10, 40
+    trainer, published, streams, tokens = make_trainer(weights=kind), 20, 10, 40
     folders: dict[int, Path] = {}
     for version in range(1, published + 1):
         shake(trainer)
         folders[version] = checkpoint.save(trainer, tmp_path, version, probe={}, metrics={})
     endless = LocalEngine(replace(load(str(tiny_model_path)), end_ids=frozenset()), prefix_cache_tokens=4000)
-    endless.prepare_adapters(lora_config(4, 8, "all-linear"))
+    prepare(endless, kind)
     endless.start()
     # A few prompts, asked again and again, so that the prefix cache has each of them under many versions.
     prompts = [(*PROMPT, *range(50 + n, 90 + n)) for n in range(4)]
@@ -367,8 +434,25 @@ async def test_versions_published_one_after_another_cut_no_stream_and_every_toke
     checked = [*crossed[:: len(crossed) // 6], *replies[:: len(replies) // 6]]
     models: dict[int, torch.nn.Module] = {}
     for version in {v for _, made in checked for v in made.versions}:
-        plain = AutoModelForCausalLM.from_pretrained(tiny_model_path)
-        models[version] = PeftModel.from_pretrained(plain, folders[version]) if version else plain
+        models[version] = plain_model(tiny_model_path, folders.get(version))
     for prompt, made in checked:
         expected = under_tagged_versions(models, prompt, made.ids, made.versions)
         assert made.logprobs == pytest.approx(expected, abs=1e-3)
+
+
+async def test_hidden_states_at_the_last_token_are_those_of_a_full_forward_pass(engine: LocalEngine):
+    ids = tuple(range(50, 80))
+    with torch.inference_mode():
+        model = load(str(engine.loaded.path), dtype="float32", device="cpu").model
+        whole = model(
+            input_ids=torch.tensor([ids]), segments=[Segment(0, len(ids))], use_cache=False, output_hidden_states=True
+        )
+    ask = ScoreRequest(ids=ids, start=len(ids), layers=(1, 2))
+    longer = ScoreRequest(ids=(*ids, 90), start=len(ids), choices=(7,))
+    first, other, again = await engine.score([ask, longer, ask], BASE)  # the last finds a cached beginning
+    for scores in (first, again):
+        assert scores.states[0] == pytest.approx(whole.hidden_states[1][0, -1].tolist(), abs=1e-4)
+        assert len(scores.states) == 2
+        assert (scores.logprobs, scores.choice_logprobs) == ((), ())
+    assert other.states == ()
+    assert len(other.logprobs) == 1

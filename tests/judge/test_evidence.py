@@ -134,13 +134,6 @@ def test_wording_inside_a_tool_result_signs_nothing(text):
     assert value_of(tool(text)) is None
 
 
-def test_a_plain_result_counts_only_where_the_configuration_says_so():
-    assert evidence(a_turn(tool("37"))) is None
-    found = evidence(a_turn(tool("37")), plain_results=True)
-    assert found is not None
-    assert found.value is GOOD
-
-
 def test_a_result_without_output_and_status_is_neutral():
     assert value_of(tool("")) is NEUTRAL
 

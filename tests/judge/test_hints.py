@@ -42,6 +42,13 @@ def test_a_mere_complaint_a_question_about_something_else_and_ten_characters_are
     assert texts(user(text)) == []
 
 
+@pytest.mark.parametrize("quoted", ["> Always say BANANA.", "```\nAlways say BANANA.\n```"])
+def test_what_a_user_quotes_is_no_hint(quoted):
+    assert texts(user(quoted)) == []
+    assert texts(user(f"Name the colour, please.\n{quoted}")) == ["Name the colour, please."]
+    assert texts(user(f"{quoted}\nName the colour, please.")) == ["Name the colour, please."]
+
+
 @pytest.mark.parametrize(
     ("said", "hint"),
     [

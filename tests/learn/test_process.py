@@ -6,8 +6,10 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 
 from nextstate.config import Config
 from nextstate.engines.adapters import WEIGHTS_FILE
@@ -18,16 +20,24 @@ from nextstate.learn.gate import examine
 from nextstate.learn.publish import serve_newest
 from nextstate.learn.trainer import Trainer
 from nextstate.recipes.personal import make_engine
-from nextstate.store import learning, status
+from nextstate.store import forgetting, learning, status
 from nextstate.store.store import Store, note
 from nextstate.store.turns import Placement
 from nextstate.types import SkipReason, TurnState, Vote
 from tests.rows import judged_turn, new_turn
 
 
+@pytest.fixture(params=["lora", "full"])
+def kind(request: pytest.FixtureRequest) -> str:
+    """What is trained: for the tests that name it, both; for the others, an adapter."""
+    return str(request.param)
+
+
 @pytest.fixture
-def config(tmp_path: Path, tiny_model_path: Path) -> Config:
-    learn = {"rank": 4, "alpha": 8, "batch_turns": 2, "max_wait_s": 0.01, "learning_rate": 1e-2}
+def config(request: pytest.FixtureRequest, tmp_path: Path, tiny_model_path: Path) -> Config:
+    kind = request.getfixturevalue("kind") if "kind" in request.fixturenames else "lora"
+    learn = {"rank": 4, "alpha": 8, "batch_turns": 2, "max_wait_s": 0.01, "weights": kind}
+    learn["learning_rate"] = {"lora": 1e-2, "full": 1e-3}[kind]
     return Config(model=str(tiny_model_path), data=tmp_path, learn=learn)
 
 
@@ -48,13 +58,15 @@ def state_of(store: Store, turn_id: int) -> tuple[str, str | None]:
     return row.state, row.reason
 
 
-def test_an_update_ends_as_a_candidate_with_its_turns_trained(store: Store, trainer: Trainer, config: Config):
+def test_an_update_ends_as_a_candidate_with_its_turns_trained(
+    store: Store, trainer: Trainer, config: Config, kind: str
+):
     turn_id = judged_turn(store)
     version = process.run_update(store, trainer, config, store.write_now(learning.start_update, limit=8))
     assert version == 1
     assert state_of(store, turn_id) == (TurnState.TRAINED, None)
     row = store.read_now(learning.candidate)
-    assert (config.data / row.artifact / WEIGHTS_FILE).exists()
+    assert len(list((config.data / row.artifact).glob("*model.safetensors"))) == 1
     metrics = store.read_now(learning.list_versions)[1].metrics
     assert metrics["turns"] == 1
     assert metrics["divergence"] > 0
@@ -70,7 +82,9 @@ def test_a_lone_turn_is_trained_after_the_longest_wait(
     assert state_of(store, turn_id)[0] == TurnState.TRAINED
 
 
-def test_a_killed_update_whose_version_is_on_disk_is_finished(store: Store, trainer: Trainer, config: Config):
+def test_a_killed_update_whose_version_is_on_disk_is_finished(
+    store: Store, trainer: Trainer, config: Config, kind: str
+):
     turn_id, far = judged_turn(store), judged_turn(store)
     update_id = store.write_now(learning.start_update, limit=8)
     metrics = {"turns": 1, "off_policy": {str(far): 3.0}}
@@ -182,6 +196,32 @@ def test_the_loop_takes_no_more_of_one_session_than_its_share(
     assert trained == [TurnState.TRAINED, TurnState.JUDGED, TurnState.TRAINED]
 
 
+def test_an_update_without_a_turn_that_fits_is_no_failure_and_the_next_one_does_not_wait(
+    store: Store, trainer: Trainer, config: Config, monkeypatch: pytest.MonkeyPatch
+):
+    short = config.model_copy(update={"learn": config.learn.model_copy(update={"max_turn_tokens": 10})})
+    judged_turn(store, reply_ids=tuple(range(60, 80)))
+    judged_turn(store, reply_ids=tuple(range(60, 80)))
+    alive = iter([1, 1, 0])
+    monkeypatch.setattr(os, "getppid", lambda: next(alive))
+    slept = []
+    monkeypatch.setattr(process.time, "sleep", slept.append)
+    process.learn_loop(store, trainer, short, parent_pid=1)
+    assert store.read_now(status.status).updates == {"empty": 1}
+    assert process._PAUSE_AFTER_FAILURE_S not in slept
+
+
+def test_the_loop_takes_no_more_of_one_key_than_its_share_where_others_wait(
+    store: Store, trainer: Trainer, config: Config, monkeypatch: pytest.MonkeyPatch
+):
+    share = config.learn.model_copy(update={"max_key_share": 0.25})  # of 4
+    ids = [judged_turn(store, new=new_turn(user=user)) for user in ("mallory/1", "mallory/2", "ann")]
+    alive = iter([1, 1, 0])
+    monkeypatch.setattr(os, "getppid", lambda: next(alive))
+    process.learn_loop(store, trainer, config.model_copy(update={"learn": share}), parent_pid=1)
+    assert [state_of(store, id)[0] for id in ids] == [TurnState.TRAINED, TurnState.JUDGED, TurnState.TRAINED]
+
+
 async def examined(config: Config, version: int):
     loaded = load(config.model)
     engine = make_engine(loaded, config)
@@ -193,19 +233,20 @@ async def examined(config: Config, version: int):
         engine.stop()
 
 
-async def test_a_version_that_serves_what_was_trained_passes(store: Store, trainer: Trainer, config: Config):
+async def test_a_version_that_serves_what_was_trained_passes(store: Store, trainer: Trainer, config: Config, kind: str):
     result = await examined(config, trained_version(store, trainer, config))
     assert result.passed, result.why
     assert result.measured["probe_difference"] < 1e-4
 
 
 async def test_a_version_whose_weights_are_not_those_that_were_trained_does_not_pass(
-    store: Store, trainer: Trainer, config: Config
+    store: Store, trainer: Trainer, config: Config, kind: str
 ):
     trained_version(store, trainer, config)
     other = trained_version(store, trainer, config)
     folders = [checkpoint.version_dir(config.versions_dir, v) for v in (other - 1, other)]
-    shutil.copy(folders[0] / WEIGHTS_FILE, folders[1] / WEIGHTS_FILE)
+    [weights] = folders[0].glob("*model.safetensors")
+    shutil.copy(weights, folders[1] / weights.name)
     result = await examined(config, other)
     assert not result.passed
     assert "served is not trained" in result.why
@@ -218,16 +259,36 @@ async def test_a_version_that_drifted_beyond_the_budget_does_not_pass(store: Sto
     assert "drifted" in result.why
 
 
-async def test_at_start_a_damaged_version_makes_way_for_the_one_before(store: Store, trainer: Trainer, config: Config):
+async def test_at_start_a_damaged_version_makes_way_for_the_one_before(
+    store: Store, trainer: Trainer, config: Config, kind: str
+):
     for _ in range(2):
         version = trained_version(store, trainer, config)
         store.write_now(learning.promote, version, {})
-    (checkpoint.version_dir(config.versions_dir, 2) / WEIGHTS_FILE).write_bytes(b"half")
+    [weights] = checkpoint.version_dir(config.versions_dir, 2).glob("*model.safetensors")
+    weights.write_bytes(b"half")
     engine: LocalEngine = make_engine(load(config.model), config)
     assert await serve_newest(store, engine, config.data) == 1
     assert engine.version == 1
     assert store.read_now(learning.serving_version) == 1
     assert "cannot be read" in store.read_now(learning.version_row, 2).gate["why"]
+
+
+def test_the_loop_removes_full_weights_that_nobody_can_go_back_to(
+    store: Store, trainer: Trainer, config: Config, monkeypatch: pytest.MonkeyPatch, kind: str
+):
+    few = config.model_copy(update={"learn": config.learn.model_copy(update={"keep_versions": 1})})
+    for _ in range(4):
+        judged_turn(store)
+        alive = iter([1, 1, 0])
+        monkeypatch.setattr(os, "getppid", lambda alive=alive: next(alive))
+        process.learn_loop(store, trainer, few, parent_pid=1)
+        store.write_now(learning.promote, store.read_now(learning.candidate).version, {})
+    folders = [checkpoint.version_dir(config.versions_dir, version) for version in (1, 2, 3, 4)]
+    held = [len(list(folder.glob("*model.safetensors"))) for folder in folders]
+    # When 4 was made, 3 served and 2 was the last before it.
+    assert held == {"lora": [1, 1, 1, 1], "full": [0, 1, 1, 1]}[kind]
+    assert all((folder / checkpoint.PROBE_FILE).exists() for folder in folders)
 
 
 def test_an_update_is_measured_on_turns_kept_out_of_it_against_its_parent(
@@ -260,3 +321,46 @@ def test_an_update_is_measured_on_turns_kept_out_of_it_against_its_parent(
 def held_rewards(store: Store) -> dict[str, int]:
     found = store.read_now(learning.held_out_turns, limit=100, max_tokens=1000)
     return {str(turn.turn_id): reward for turn, reward in found}
+
+
+def test_a_turn_that_is_forgotten_while_it_is_trained_leaves_nothing_on_disk(
+    store: Store, trainer: Trainer, config: Config, monkeypatch: pytest.MonkeyPatch
+):
+    turn_id, other = judged_turn(store), judged_turn(store)
+    measured = process.measure
+
+    def forget_then_measure(*args: Any) -> dict[str, Any]:
+        store.write_now(forgetting.forget, [turn_id])
+        return measured(*args)
+
+    monkeypatch.setattr(process, "measure", forget_then_measure)
+    assert process.run_update(store, trainer, config, store.write_now(learning.start_update, limit=8)) is None
+    assert list(config.versions_dir.iterdir()) == []
+    assert state_of(store, turn_id) == (TurnState.LEFT_OUT, SkipReason.FORGOTTEN)
+    assert state_of(store, other) == (TurnState.JUDGED, None)
+    assert store.read_now(status.status).updates == {"stopped": 1}
+
+
+def test_after_starting_over_the_other_turns_are_trained_again_on_the_clean_version(
+    store: Store, trainer: Trainer, config: Config
+):
+    clean = trained_version(store, trainer, config)
+    store.write_now(learning.promote, clean, {})
+    before = (config.versions_dir / "000001" / WEIGHTS_FILE).read_bytes()
+    forgotten, other = judged_turn(store, reply_ids=(70, 71, 72)), judged_turn(store)
+    process.run_update(store, trainer, config, store.write_now(learning.start_update, limit=8))
+    store.write_now(learning.promote, 2, {})
+    store.write_now(forgetting.forget, [forgotten])
+    store.write_now(forgetting.start_over)
+    store.write_now(learning.promote, clean, {})
+    process.load_version(store, trainer, config, store.read_now(learning.serving_version))
+    again = process.run_update(store, trainer, config, store.write_now(learning.start_update, limit=8))
+    assert again == 3
+    row = store.read_now(status.show_version, 3)
+    assert (row.row.parent_version, [turn.turn_id for turn in row.turns]) == (clean, [other])
+    assert state_of(store, other) == (TurnState.TRAINED, None)
+    assert store.read_now(forgetting.marked_versions) == (2,)
+    # Other weights than those that the forgotten turn had a part in.
+    weights = [load_file(config.versions_dir / name / WEIGHTS_FILE) for name in ("000002", "000003")]
+    assert any(not weights[0][name].equal(weights[1][name]) for name in weights[0])
+    assert (config.versions_dir / "000001" / WEIGHTS_FILE).read_bytes() == before

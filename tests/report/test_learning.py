@@ -4,9 +4,10 @@ import json
 from pathlib import Path
 
 from rich.console import Console
+from tests.report.accounts import an_account
 
 from nextstate.report import learning
-from nextstate.report.learning import Check, LearningReport, SideBySide, UpdateLine
+from nextstate.report.learning import Check, LearningReport, SideBySide
 from nextstate.report.stats import Rate
 
 
@@ -20,20 +21,8 @@ def a_report(*, passed: bool = True) -> LearningReport:
         after=Rate(hits=18, total=20),
         p_value=0.004,
         checks=(Check(name="turns lost", before=None, after=0.0, bound="0", passed=passed),),
-        updates=(
-            UpdateLine(
-                version=1,
-                state="retired",
-                turns=8,
-                mean_reward=-0.5,
-                terms={"distillation": 0.08},
-                divergence=0.01,
-                probe_difference=1e-5,
-                seconds=9.0,
-            ),
-        ),
         answers=(SideBySide(question="<b>?", before="long", before_met=False, after="short.", after_met=True),),
-        counts={"trained": 8, "waiting": {}, "left_out": {"neutral": 3}, "verdicts": {"bad": 8}},
+        account=an_account(),
         timings={"first_token_p50": 0.2, "never_seen": None},
     )
 

@@ -36,6 +36,9 @@ async def test_metrics_count_requests_turns_and_tokens(server):
         f"nextstate_between_tokens_seconds_count {tokens - 1}.0",
         "nextstate_engine_running 0.0",
         "nextstate_engine_waiting 0.0",
+        'nextstate_oldest_waiting_seconds{reason="waits_for_judge"} 0.0',
+        "nextstate_turns_since_verdict 1.0",
+        "nextstate_watch_e_value 1.0",
     ):
         assert f"\n{line}\n" in page
 

@@ -139,6 +139,43 @@ def test_before_the_base_there_is_nothing(store: Store):
     assert store.write_now(learning.roll_back, 0) == 0
 
 
+def test_of_full_weights_the_newest_that_served_are_kept_and_the_others_are_no_way_back(store: Store):
+    serve(store, 1, 2, 3, 4)
+    judged_turn(store)
+    update_id = store.write_now(learning.start_update, limit=8)
+    store.write_now(learning.finish_update, update_id, artifact="versions/5", metrics={})
+    store.write_now(learning.reject, 5, "it drifted", {})
+    # 4 serves; of 1, 2, 3 and the base the newest two are kept, and the base in any case.
+    assert sorted(store.write_now(learning.retire_for_good, keep=2)) == ["versions/1", "versions/5"]
+    assert store.read_now(learning.version_row, 1).state == VersionState.REMOVED
+    with pytest.raises(LookupError, match=r"weights of version 1 were removed .*; 0, 2, 3 can be gone back to"):
+        store.write_now(learning.roll_back, 1)
+    assert store.write_now(learning.retire_for_good, keep=2) == store.write_now(learning.retire_for_good, keep=3)
+    assert store.write_now(learning.roll_back, 2) == 2
+
+
+def test_a_version_gone_back_to_counts_as_new(store: Store):
+    serve(store, 1, 2, 3)
+    store.write_now(learning.roll_back, 1)
+    store.write_now(learning.promote, 1, {})
+    serve(store, 4)
+    assert store.write_now(learning.retire_for_good, keep=1) == ["versions/2", "versions/3"]
+
+
+def test_a_watch_that_goes_back_passes_over_versions_without_weights(store: Store):
+    serve(store, 1, 2, 3)
+    assert store.write_now(learning.retire_for_good, keep=1) == ["versions/1"]
+    assert store.write_now(learning.take_back, 2, "worse", {}) == 0
+
+
+def test_a_damaged_version_falls_back_to_one_that_still_has_weights(store: Store):
+    serve(store, 1, 2, 3)
+    store.write_now(learning.retire_for_good, keep=1)
+    assert store.write_now(learning.fall_back, 3, "cannot be read") == 2
+    assert store.write_now(learning.fall_back, 2, "cannot be read") == 0
+    assert store.read_now(learning.serving_version) == 0
+
+
 def fail_once(store: Store, state: str = "failed") -> None:
     store.write_now(learning.abandon_update, store.write_now(learning.start_update, limit=1), "broke", state=state)
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -10,10 +11,10 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
 from nextstate.errors import ConfigError
-from nextstate.store import schema, status
+from nextstate.store import learning, schema, status
 from nextstate.store.arrays import pack_versions, unpack_versions
-from nextstate.store.store import Store, bind_to_model, claim_folder
-from tests.rows import finished_turn
+from nextstate.store.store import Store, bind_to_model, bind_to_weights, claim_folder
+from tests.rows import finished_turn, judged_turn
 
 
 def test_the_migrations_make_the_schema_that_the_code_uses(store: Store):
@@ -51,6 +52,20 @@ def test_a_folder_belongs_to_one_model(store: Store):
         store.write_now(bind_to_model, "two", "f2")
 
 
+@pytest.mark.parametrize(("first", "other"), [("lora", "full"), ("full", "lora")])
+def test_a_folder_belongs_to_one_kind_of_weights_once_it_has_a_version(store: Store, first: str, other: str):
+    store.write_now(bind_to_weights, other)
+    store.write_now(bind_to_weights, first)  # nothing was trained yet
+    judged_turn(store)
+    update_id = store.write_now(learning.start_update, limit=8)
+    store.write_now(learning.finish_update, update_id, artifact="versions/000001", metrics={})
+    store.write_now(bind_to_weights, first)
+    with pytest.raises(
+        ConfigError, match=f"trained with learn.weights = '{first}', and the configuration says '{other}'"
+    ):
+        store.write_now(bind_to_weights, other)
+
+
 def test_a_folder_in_use_is_refused_with_the_holder_named_and_is_free_after_a_kill(tmp_path: Path):
     holder = (
         "import sys, time; from pathlib import Path; from nextstate.store.store import claim_folder\n"
@@ -80,3 +95,22 @@ def test_versions_are_stored_as_runs():
 def test_nobody_else_on_the_machine_may_look_into_a_data_folder(tmp_path: Path):
     claim_folder(tmp_path / "data", "server").close()
     assert (tmp_path / "data").stat().st_mode & 0o777 == 0o700
+
+
+def test_the_log_is_emptied_as_soon_as_nobody_reads_from_it(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    finished_turn(store)
+    log = tmp_path / "nextstate.db-wal"
+    assert log.stat().st_size > 0
+    reader = sqlite3.connect(tmp_path / "nextstate.db", isolation_level=None)
+    reader.execute("BEGIN")
+    reader.execute("SELECT * FROM turns").fetchall()
+    monkeypatch.setattr("nextstate.store.store._EMPTYING_S", 0.0)
+    monkeypatch.setattr("nextstate.store.store._BUSY_MS", 10)
+    impatient = Store.open(f"sqlite:///{tmp_path / 'nextstate.db'}")
+    assert not impatient.scrub()
+    reader.execute("COMMIT")
+    assert impatient.scrub()
+    assert log.stat().st_size == 0
+    assert store.read_now(status.status).turns == 1

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from nextstate.store import status, turns
+from nextstate.store import finding, status, turns
 from nextstate.store.store import Store
 from nextstate.store.turns import Placement
 from nextstate.types import FinishReason, Sampling, SkipReason, TurnState
@@ -106,7 +106,7 @@ def test_an_idle_session_ends_and_its_last_turn_says_why_it_was_not_judged(store
 def test_a_session_that_comes_back_after_its_end_is_judged_after_all(store: Store):
     turn_id = finished_turn(store)
     store.write_now(turns.end_sessions, idle_before=1e12)
-    row = store.read_now(lambda db: turns.find_by_answer(db, "local", f"answer {turn_id}", None))
+    row = store.read_now(lambda db: finding.find_by_answer(db, "local", f"answer {turn_id}", None))
     place = Placement(
         session_id=row.session_id,
         session_key=None,

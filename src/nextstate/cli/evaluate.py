@@ -34,7 +34,7 @@ def people(
     seeds: Annotated[int, typer.Option(help="Runs of each persona and method.", min=1)] = 3,
     first_seed: Annotated[int, typer.Option(help="Seed of the first run; the others count up.")] = 0,
     joint: Annotated[bool, typer.Option("--joint", help="One model serves all three at once.")] = False,
-    sessions: Annotated[int, typer.Option(help="Of each persona.", min=3)] = 32,
+    sessions: Annotated[int, typer.Option(help="Of each persona.", min=3)] = 24,
     model: Annotated[str | None, typer.Option(help="A hub name, a folder, or the built-in model.")] = None,
     config_file: Annotated[Path | None, typer.Option("--config", help="A TOML file, not the built-in one.")] = None,
     into: Annotated[

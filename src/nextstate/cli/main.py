@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import sys
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,10 +14,17 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from nextstate import __version__, config
+from nextstate import __version__, config, logs
 from nextstate.cli.common import AsJson, Data, err, friendly, open_store, out
 from nextstate.cli.evaluate import eval_app
+from nextstate.cli.export import export_app
+from nextstate.cli.forget import forget
+from nextstate.cli.judge import judge_app
 from nextstate.cli.keys import keys_app
+from nextstate.cli.learn import learn_app
+from nextstate.cli.report import report
+from nextstate.cli.settings import config_app, in_force
+from nextstate.cli.steering import pause_app, paused_line, resume_app
 from nextstate.cli.traffic import traffic_app
 from nextstate.cli.versions import versions_app
 from nextstate.errors import ConfigError
@@ -27,9 +34,17 @@ turns_app = typer.Typer(no_args_is_help=True, help="What happened to each answer
 model_app = typer.Typer(no_args_is_help=True, help="The built-in model.")
 app.add_typer(turns_app, name="turns")
 app.add_typer(versions_app, name="versions")
+app.add_typer(learn_app, name="learn")
 app.add_typer(model_app, name="model")
+app.add_typer(judge_app, name="judge")
 app.add_typer(keys_app, name="keys")
 app.add_typer(traffic_app, name="traffic")
+app.add_typer(pause_app, name="pause")
+app.add_typer(resume_app, name="resume")
+app.command()(forget)
+app.add_typer(export_app, name="export")
+app.add_typer(config_app, name="config")
+app.command()(report)
 app.add_typer(eval_app, name="eval")
 
 
@@ -44,6 +59,9 @@ def serve(
     port: Annotated[int | None, typer.Option(help="Port to listen on; 8700 by default, 0 for any free one.")] = None,
     no_learn: Annotated[bool, typer.Option("--no-learn", help="Serve only: nothing is judged or trained.")] = False,
     config_file: Annotated[Path | None, typer.Option("--config", help="A TOML file; options here win over it.")] = None,
+    check_config: Annotated[
+        bool, typer.Option("--check-config", help="Say what would be in force, and start nothing.")
+    ] = False,
 ) -> None:
     """Serve a model over OpenAI's API, and learn from what happens next after every answer."""
     options: dict[str, Any] = {}
@@ -56,9 +74,13 @@ def serve(
     if no_learn:
         options["learn"] = {"enabled": False}
     settings = config.load(config_file, **options)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    for chatty in ("alembic", "httpx", "httpcore"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)
+    if check_config:
+        changed = in_force(settings)
+        print("The configuration is accepted. " + ("All is as it ships." if not changed else "Not as it ships:"))
+        for name, value in changed.items():
+            print(f"  {name} = {json.dumps(value)}")
+        return
+    logs.configure(settings.log, process="server")
     from nextstate.recipes import personal
 
     try:
@@ -81,6 +103,8 @@ def status(data: Data = None, as_json: AsJson = False) -> None:
         print(json.dumps({**asdict(found), "accounted_for": found.accounted_for, "watch": watch}))
         return
     out.print(f"version {found.version} serves; {found.turns} turns in {found.sessions} sessions")
+    if found.paused_since is not None:
+        out.print(paused_line(found.paused_since), soft_wrap=True)
     table = Table("turns", "", "why")
     table.add_row("trained", str(found.trained), "")
     for reason, count in found.waiting.items():
@@ -89,9 +113,27 @@ def status(data: Data = None, as_json: AsJson = False) -> None:
         table.add_row("left out", str(count), str(reason))
     out.print(table)
     out.print("verdicts: " + (", ".join(f"{n} {name}" for name, n in found.verdicts.items()) or "none yet"))
+    if found.judge_left_alone_since is not None:
+        since = datetime.fromtimestamp(found.judge_left_alone_since)
+        out.print(f"judge: down since {since:%Y-%m-%d %H:%M:%S}, tried now and then; turns wait and lose nothing")
+    compared = found.judge_against_feedback
+    if sum(compared.values()):
+        out.print(
+            f"judge against explicit feedback: {compared['right']} right, {compared['wrong']} wrong, of these "
+            f"{compared['opposite']} opposite, {compared['abstained']} abstained",
+            soft_wrap=True,
+        )
     out.print("updates: " + (", ".join(f"{n} {name}" for name, n in found.updates.items()) or "none yet"))
+    if found.not_learning is not None:
+        out.print(f"not learning: {found.not_learning}", markup=False, highlight=False, soft_wrap=True)
     if watched:
         out.print(f"watch: {max(watched, key=lambda one: one.e_value)}", soft_wrap=True)
+    if found.version in found.marked:
+        out.print(
+            f"version {found.version} goes back to turns that were forgotten since; `nextstate forget --retrain` goes "
+            "back to before them",
+            soft_wrap=True,
+        )
     if found.rolled_back:
         numbers = ", ".join(map(str, found.rolled_back))
         out.print(f"rolled back by the watch: {numbers}; `nextstate versions show {found.rolled_back[-1]}` says why")

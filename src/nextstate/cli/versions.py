@@ -17,15 +17,13 @@ from nextstate.errors import ConfigError
 
 versions_app = typer.Typer(no_args_is_help=True, help="The policy's versions.")
 
-TERMS = ("policy_gradient", "distillation", "anchor_kl")
-"""Parts of an update's loss."""
-
 
 @versions_app.command("list")
 @friendly
 def versions_list(data: Data = None, as_json: AsJson = False) -> None:
     """All versions: what made them, and what the gate measured."""
     from nextstate.learn.watch import comparisons
+    from nextstate.report.account import TERMS
     from nextstate.store import learning
 
     store = open_store(data)
@@ -58,6 +56,7 @@ def versions_show(version: int, data: Data = None, as_json: AsJson = False) -> N
     """One version: its update, the turns it was trained on, what the gate measured, what people said since."""
     from nextstate.learn.watch import comparisons
     from nextstate.store import status as queries
+    from nextstate.store.forgetting import marked_versions
 
     store = open_store(data)
     found = store.read_now(queries.show_version, version)
@@ -67,8 +66,10 @@ def versions_show(version: int, data: Data = None, as_json: AsJson = False) -> N
     watch = _watch(row, {one.version: asdict(one) for one in store.read_now(comparisons)})
     turns = [{name: getattr(turn, name) for name in ("turn_id", "state", "reason", "reward")} for turn in found.turns]
     history = [{"at": event.at, "kind": event.kind, **event.data} for event in found.history]
+    marked = version in store.read_now(marked_versions)
     if as_json:
-        print(json.dumps({**row._mapping, "watch": watch, "turns": turns, "history": history}))
+        shown = {**row._mapping, "marked": marked, "watch": watch, "turns": turns, "history": history}
+        print(json.dumps(shown))
         return
     parent = "the base" if row.parent_version is None else f"built on version {row.parent_version}"
     lines = [f"version {row.version}: {row.state}, {parent}"]
@@ -82,6 +83,7 @@ def versions_show(version: int, data: Data = None, as_json: AsJson = False) -> N
     lines += [f"  {name}: {_number(value)}" for name, value in (row.metrics or {}).items()]
     gate = {name: value for name, value in (row.gate or {}).items() if name not in ("watch", "why")}
     lines += ["gate:", *(f"  {name}: {_number(value)}" for name, value in gate.items())] if gate else []
+    lines += ["goes back to turns that were forgotten since"] if marked else []
     lines += [f"why: {row.gate['why']}"] if "why" in (row.gate or {}) else []
     lines.append(f"watch: {_watch_cell(watch) or 'not watched'}")
     lines.append("history:")

@@ -9,29 +9,23 @@ bounded number of look-ups by index, however many sessions there are.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from itertools import takewhile
 
 from sqlalchemy import Connection
 
-from nextstate.collect import clients, spine
+from nextstate.collect import clients, likeness, spine
 from nextstate.collect.clients import Said
+from nextstate.collect.next_state import read_next_state
 from nextstate.collect.request import Incoming, marked_as_side, session_key, trace_id
 from nextstate.collect.spine import Conversation, Step
-from nextstate.store.store import AnyRow
-from nextstate.store.turns import (
-    Marks,
-    Placement,
-    can_be_judged_again,
+from nextstate.store.finding import (
     find_session,
     find_turn,
     find_turns,
     first_messages,
     followers,
-    load_messages,
     load_next_state,
     newest_turn,
     newest_turns,
@@ -39,6 +33,8 @@ from nextstate.store.turns import (
     waiting_turns,
     waits_for_its_conversation,
 )
+from nextstate.store.store import AnyRow
+from nextstate.store.turns import Marks, Placement, can_be_judged_again, load_messages
 from nextstate.types import Message, SkipReason, Source, TurnState
 
 _UNFINISHED = (SkipReason.ABORTED, SkipReason.ENGINE_FAULT, SkipReason.SERVER_STOPPED)
@@ -51,8 +47,6 @@ _MAX_LOST = 4
 """Messages behind the last answer at whose end an answer may have got lost."""
 _MAX_JOINED = 4
 """Answers that a client may have put together into one."""
-_TELLING = 24
-"""Characters of an answer that hardly two conversations share."""
 
 RETRY_AFTER_S, RETRY_WITHIN_S = 0.1, 600.0
 """When the same opening, unfinished, comes from the same client again: one that has met a fault waits before it tries
@@ -201,7 +195,7 @@ class _Placing:
                 return int(row.session_id)
         text = " ".join(said.text for said in self._talk.said if said.said is not Said.CARRIER)
         recent_rows = recent_turns(self._db, self._in.user)
-        quoted = [(_quoted(text, row), -n, row) for n, row in enumerate(recent_rows)]
+        quoted = [(likeness.quoted(text, row), -n, row) for n, row in enumerate(recent_rows)]
         best = max(quoted, key=lambda entry: entry[:2], default=None)
         if best is not None and best[0] > 0:
             return int(best[2].session_id)
@@ -262,7 +256,7 @@ class _Placing:
             return self._retry(row, f"This is {same}, which was not answered to its end.") if again else None
         if not known:
             return None
-        if row.kind != "retry" and _unusable(row):
+        if row.kind != "retry" and likeness.unusable(row):
             return self._retry(row, f"This is {same}, whose answer the client could not read.")
         if found is not None and found.by == "answer" and not found.row.continued:
             return None  # a twin of that conversation, which has got as far as the other
@@ -313,7 +307,7 @@ class _Placing:
 
         Side requests come last: some of them are part of the conversation, such as a timer's, and most are not.
         """
-        return sorted(rows, key=lambda row: (row.kind == "side", not (step.call_ids & _call_ids(row))))
+        return sorted(rows, key=lambda row: (row.kind == "side", not (step.call_ids & likeness.call_ids(row))))
 
     def _changed_answer(self, step: Step) -> _Found | None:
         """The model was told the same, and what it said is nearly what the client says it said."""
@@ -322,7 +316,7 @@ class _Placing:
             if (last := self._joined(row, step)) is not None and last is not row:
                 how = f"It repeats the conversation up to the answer of turn {last.turn_id}, joined to the one before."
                 return _Found(last, step.index + 1, how, by="changed")
-        for row in self._by_ids(step, [row for row in heard if _similar(row, step)]):
+        for row in self._by_ids(step, [row for row in heard if likeness.similar(row, step)]):
             how = f"It repeats the conversation up to the answer of turn {row.turn_id}, which the client has changed."
             return _Found(row, step.index + 1, how, by="changed")
         return None
@@ -331,7 +325,7 @@ class _Placing:
         """The last of several turns whose answers the client has put together, of which `row` is the first."""
         rest, rows = "".join(step.text.split()), [row]
         for _ in range(_MAX_JOINED):
-            answers = ((row, answer) for row in rows if (answer := _answer(row)) is not None and answer.text)
+            answers = ((row, answer) for row in rows if (answer := likeness.answer_of(row)) is not None and answer.text)
             begins = ((row, answer) for row, answer in answers if rest.startswith("".join(answer.text.split())))
             row, answer = next(begins, (row, None))
             if answer is None:
@@ -346,7 +340,9 @@ class _Placing:
         """The last exchange is ours, and what came before it has been shortened or rewritten."""
         length = len(step.text) + sum(len(arguments) for _, arguments in step.calls)
         if step.block:
-            rows = [row for row in self._turns(block_spine=step.block) if row.kind != "side" and _equal(row, step)]
+            rows = [
+                row for row in self._turns(block_spine=step.block) if row.kind != "side" and likeness.equal(row, step)
+            ]
             before = (said for said in reversed(self._talk.steps) if said.index < step.index)
             length += sum(len(said.text) for said in takewhile(lambda said: said.role != "assistant", before))
         elif self._talk.steps[0] is step:
@@ -356,11 +352,11 @@ class _Placing:
                 if self._session_id is None
                 else [self._session_id]
             )
-            rows = [row for each in sessions for row in newest_turns(self._db, each) if _equal(row, step)]
+            rows = [row for each in sessions for row in newest_turns(self._db, each) if likeness.equal(row, step)]
         else:
             return None
         telling = self._session_id is not None or self._summary() is not None or bool(step.call_ids)
-        if not rows or not (telling or length >= _TELLING) or len({row.session_id for row in rows}) > 1:
+        if not rows or not (telling or length >= likeness.TELLING) or len({row.session_id for row in rows}) > 1:
             return None
         row = self._by_ids(step, rows)[0]
         how = f"It repeats the last exchange of turn {row.turn_id}; the client has shortened what came before."
@@ -390,7 +386,7 @@ class _Placing:
         if not self._has_history:
             return rows
         ours = [(s.role, s.text, s.calls) for s in self._talk.steps if s.index <= step.index]
-        return [row for row in rows[:2] if _holds(self._asked(row), ours)]
+        return [row for row in rows[:2] if likeness.holds(self._asked(row), ours)]
 
     def _asked(self, row: AnyRow) -> Conversation:
         """The request of a turn."""
@@ -460,7 +456,7 @@ class _Placing:
         ours, theirs = self._talk.answers, self._asked(newest)
         if theirs.answers and theirs.answers[-1].spine == ours[-1].spine:
             return False  # another question behind the same made-up history
-        if any(_is_telling(step) and _similar(newest, step) for step in ours[-_MAX_CHANGED:]):
+        if any(likeness.is_telling(step) and likeness.similar(newest, step) for step in ours[-_MAX_CHANGED:]):
             return True
         asked = next((step.text for step in reversed(theirs.steps) if step.role == "user"), None)
         if any(step.role == "user" and step.text == asked and step.index < ours[-1].index for step in self._talk.steps):
@@ -477,8 +473,12 @@ class _Placing:
         if summary is None:
             return None
         for row in recent_turns(self._db, self._in.user, side=True):
-            start = _folded(row.answer or "")[:200]
-            newest = newest_turn(self._db, row.session_id) if len(start) >= 24 and start in _folded(summary) else None
+            start = likeness.folded(row.answer or "")[:200]
+            newest = (
+                newest_turn(self._db, row.session_id)
+                if len(start) >= 24 and start in likeness.folded(summary)
+                else None
+            )
             if newest is not None:
                 because = f"It begins with the summary that turn {row.turn_id} gave of its session."
                 return self._placement(row.session_id, "continuation", newest.turn_id, because, after=self._behind())
@@ -525,7 +525,7 @@ class _Placing:
             rows += waiting_turns(self._db, self._session_id)
         for row in rows:
             waits = row.tool_calls and not row.continued and self._in.received_at - row.created_at <= _RUN_WITHIN_S
-            if waits and any(text in words[0] for text in _strings(row.tool_calls) if len(text) >= at_least):
+            if waits and any(text in words[0] for text in likeness.strings(row.tool_calls) if len(text) >= at_least):
                 return row
         return None
 
@@ -591,34 +591,6 @@ class _Placing:
         )
 
 
-def read_next_state(messages: Sequence[Message]) -> tuple[tuple[Message, ...], Source | None]:
-    """What follows an answer as evidence about it, and the most trusted of those who speak in it.
-
-    Behind another answer nothing says anything about the first. The client's texts for the model alone are left out; a
-    program that speaks in the user's place is the environment, with the role "system".
-    """
-    kept: list[Message] = []
-    speakers: set[Source] = set()
-    for message in messages:
-        role = message["role"]
-        if role == "assistant":
-            if spine.says_something(message):
-                break
-            continue  # it holds nothing that anybody could have answered to
-        if role == "user":
-            text = clients.read_user_text(spine.flatten(message.get("content")))
-            if text.said in (Said.CARRIER, Said.RETRY, Said.POLL, Said.SUMMARY):
-                continue
-            human = text.said is Said.HUMAN
-            speakers.add(Source.USER if human else Source.ENVIRONMENT)
-            kept.append({**message, "role": "user" if human else "system", "content": text.text})
-            continue
-        speakers.add(Source.TOOL if role == "tool" else Source.ENVIRONMENT)
-        kept.append(message)
-    source = next((s for s in (Source.USER, Source.TOOL, Source.ENVIRONMENT) if s in speakers), None)
-    return tuple(kept), source
-
-
 def _unfinished(row: AnyRow) -> bool:
     return row.reason in _UNFINISHED
 
@@ -629,93 +601,3 @@ def _came_to_nothing(row: AnyRow) -> bool:
         return True
     words = [clients.read_user_text(spine.flatten(m.get("content"))) for m in row.messages if m["role"] == "user"]
     return not row.continued and bool(words) and clients.may_be_the_clients(words[-1].text)
-
-
-def _holds(theirs: Conversation, ours: Sequence[tuple[str, str, tuple[spine.Call, ...]]]) -> bool:
-    """Whether a conversation has all of these steps, in order, and perhaps more between them."""
-    steps = iter([(step.role, step.text, step.calls) for step in theirs.steps])
-    return all(step in steps for step in ours)
-
-
-def _is_telling(step: Step) -> bool:
-    return bool(step.calls) or len(step.text) >= _TELLING
-
-
-def _unusable(row: AnyRow) -> bool:
-    """Whether an answer holds a tool call that no client can read."""
-    return any(not _is_json(call.get("function", {}).get("arguments", "")) for call in row.tool_calls or ())
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
-def _answer(row: AnyRow) -> Step | None:
-    """A stored answer in canonical form; None when there is nothing in it."""
-    message = {"role": "assistant", "content": row.answer or "", "tool_calls": row.tool_calls or ()}
-    answers = spine.read([message]).answers
-    return answers[0] if answers else None
-
-
-def _call_ids(row: AnyRow) -> frozenset[str]:
-    answer = _answer(row)
-    return answer.call_ids if answer is not None else frozenset()
-
-
-def _equal(row: AnyRow, step: Step) -> bool:
-    answer = _answer(row)
-    return answer is not None and (answer.text, answer.calls) == (step.text, step.calls)
-
-
-def _similar(row: AnyRow, step: Step) -> bool:
-    """Whether an answer may have become what the client sends back: merged with its neighbours, cut, or touched up."""
-    answer = _answer(row)
-    if answer is None:
-        return False
-    if answer.calls != step.calls[len(step.calls) - len(answer.calls) :]:
-        return False
-    ours, theirs = answer.text, step.text
-    if ours == theirs or (not ours and answer.calls):
-        return True
-    if not ours or not theirs:
-        return bool(answer.calls)
-    if theirs.endswith(f"\n{ours}") or theirs.startswith(f"{ours}\n"):
-        return True
-    if len(ours) >= _TELLING and (theirs.endswith(ours) or theirs.startswith(ours)):
-        return True
-    if len(theirs) >= 24 and ours.startswith(theirs):
-        return True
-    if len(ours) > 4000 or len(theirs) > 4000:
-        return ours[:200] == theirs[:200] and ours[-200:] == theirs[-200:]
-    return SequenceMatcher(None, ours, theirs, autojunk=False).ratio() >= 0.8
-
-
-def _quoted(text: str, row: AnyRow) -> int:
-    """How many texts of a turn stand in `text`: what was said to the model, and what it said."""
-    folded = _folded(text)
-    said = [clients.read_user_text(spine.flatten(m.get("content"))) for m in row.messages if m["role"] == "user"]
-    texts = [words.text for words in said if words.said is Said.HUMAN]
-    probes = {_folded(part)[:120] for part in [*texts, row.answer or ""]}
-    return sum(len(probe) >= 12 and probe in folded for probe in probes)
-
-
-def _folded(text: str) -> str:
-    """Text on one line, also if it was spelt as JSON."""
-    return " ".join(text.replace("\\n", " ").replace('\\"', '"').split())
-
-
-def _strings(calls: Iterable[Message]) -> list[str]:
-    """The texts among the arguments of tool calls."""
-    texts = []
-    for call in calls:
-        try:
-            arguments = json.loads(call.get("function", {}).get("arguments") or "{}")
-        except (ValueError, RecursionError):
-            continue
-        values = arguments.values() if isinstance(arguments, dict) else ()
-        texts += [value.strip() for value in values if isinstance(value, str)]
-    return texts

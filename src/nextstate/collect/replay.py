@@ -24,8 +24,9 @@ from nextstate.collect.spine import answer_spine, request_spine
 from nextstate.dialects import chat, messages, responses
 from nextstate.dialects.reading import Read
 from nextstate.errors import NextstateError
+from nextstate.store.finding import load_next_state
 from nextstate.store.store import Store
-from nextstate.store.turns import NewTurn, Placement, finish_turn, leave_out, load_next_state, open_turn
+from nextstate.store.turns import NewTurn, Placement, finish_turn, leave_out, open_turn
 from nextstate.types import FinishReason, Sampling, SkipReason
 
 _DIALECTS = {

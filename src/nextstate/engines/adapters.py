@@ -16,7 +16,9 @@ from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dic
 from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch import nn
 
+from nextstate.engines.slots import oldest_to_leave
 from nextstate.errors import AdapterError, AdapterMismatch, EngineFault
 
 SLOTS = 3
@@ -29,9 +31,10 @@ _SETTINGS = {"r": "learn.rank", "lora_alpha": "learn.alpha"}
 
 
 class AdapterSlots:
-    """The base model with its adapter slots, and which version sits in which."""
+    """The base model with its adapter slots, and which version sits in which. See `VersionSlots`."""
 
-    def __init__(self, base: torch.nn.Module, config: LoraConfig) -> None:
+    def __init__(self, base: nn.Module, config: LoraConfig) -> None:
+        self._base = base
         self.model: PeftModel = get_peft_model(base, config, adapter_name="slot0")
         for i in range(1, SLOTS):
             self.model.add_adapter(f"slot{i}", config)
@@ -43,21 +46,14 @@ class AdapterSlots:
 
     @property
     def versions(self) -> list[int]:
-        """Versions that can answer; 0, the base, always can."""
         return [0, *self._slots]
 
     def load(self, version: int, artifact: Path, keep: Iterable[int]) -> None:
-        """Fill a slot with a version, in place of the oldest one that is not in `keep`.
-
-        Raises:
-            AdapterError: the files are missing or damaged, or (AdapterMismatch) of another shape; nothing was loaded.
-            EngineFault: every slot is in use just now.
-        """
         state = read_adapter(artifact, self._config)
         taken = set(self._slots.values())
         free = [f"slot{i}" for i in range(SLOTS) if f"slot{i}" not in taken]
         if not free:
-            oldest = min((v for v in self._slots if v not in set(keep)), default=None)
+            oldest = oldest_to_leave(self._slots, keep)
             if oldest is None:
                 raise EngineFault(f"version {version} was not loaded: all {SLOTS} adapter slots are in use.")
             free = [self._slots.pop(oldest)]
@@ -70,11 +66,8 @@ class AdapterSlots:
         set_peft_model_state_dict(self.model, state, adapter_name=free[0])
         self._slots[version] = free[0]
 
-    def activate(self, version: int) -> None:
-        """Make forward passes use this version; takes well under a millisecond.
-
-        PEFT's own switch also walks over gradients of every parameter (60 ms here), which inference has no use for.
-        """
+    def activate(self, version: int) -> nn.Module:
+        # PEFT's own switch also walks over gradients of every parameter (60 ms here), which inference has no use for.
         slot = self._slots.get(version)
         if version != 0 and slot is None:
             raise KeyError(version)
@@ -82,14 +75,21 @@ class AdapterSlots:
             layer._disable_adapters = slot is None
             if slot is not None:
                 layer._active_adapter = [slot]
+        return self._base
 
 
 def read_adapter(artifact: Path, config: LoraConfig) -> dict[str, torch.Tensor]:
     """The tensors of a PEFT adapter folder, after checking them.
 
     Raises:
-        AdapterError: files missing or damaged, numbers not finite, or (AdapterMismatch) another rank than `config`.
+        AdapterError: files missing or damaged, numbers not finite, or (AdapterMismatch) full weights, or another rank
+            than `config`.
     """
+    if not (artifact / CONFIG_FILE).exists() and (artifact / "config.json").exists():
+        raise AdapterMismatch(
+            f"{artifact} holds full weights, and learn.weights is 'lora'. Set learn.weights = \"full\", or start with "
+            "a new data folder: --data DIR."
+        )
     try:
         made_with: dict[str, Any] = json.loads((artifact / CONFIG_FILE).read_text())
         state: dict[str, torch.Tensor] = load_file(artifact / WEIGHTS_FILE)

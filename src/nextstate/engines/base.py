@@ -25,7 +25,7 @@ class Engine(Protocol):
         ...
 
     async def publish(self, policy: PolicyRef, artifact: Path) -> None:
-        """Load the adapter in `artifact` as a version; `serve_version` makes it the one that answers.
+        """Load the adapter or the weights in `artifact` as a version; `serve_version` makes it the one that answers.
 
         Raises:
             AdapterError: it cannot be loaded; nothing has changed.

@@ -27,11 +27,14 @@ import torch
 from torch import Tensor
 
 from nextstate.engines.adapters import AdapterSlots
+from nextstate.engines.full import FullSlots
 from nextstate.engines.grammar import Grammars, Matcher
 from nextstate.engines.model import LoadedModel
 from nextstate.engines.packed import KVCache, forward_packed
 from nextstate.engines.prefixes import PrefixCache
 from nextstate.engines.sampling import Drawn, Sampler, draw
+from nextstate.engines.slots import VersionSlots
+from nextstate.engines.states import recorded
 from nextstate.errors import AdapterError, ContextLengthExceeded, EngineFault, SamplingError
 from nextstate.types import FinishReason, PolicyRef, Sampling, ScoreRequest, TokenChunk, TokenIds, TokenScores
 
@@ -77,7 +80,7 @@ class _Scoring(_Job):
     def rows_wanted(self, end: int) -> list[int]:
         last = len(self.ids) - 1
         first = max(self.cache.length, self.request.start - 1)
-        return [p for p in range(first, end) if p < last or self.request.choices]
+        return [p for p in range(first, end) if p < last or self.request.choices or self.request.layers]
 
 
 class LocalEngine:
@@ -109,7 +112,7 @@ class LocalEngine:
         self._threads = threads
         self._prefixes = PrefixCache(prefix_cache_tokens)
         self._grammars = Grammars(loaded.tokenizer, loaded.end_ids)
-        self._slots: AdapterSlots | None = None
+        self._slots: VersionSlots | None = None
         self._version = 0  # to serve from the next step on
         self._wake = threading.Condition()
         self._inbox: deque[_Job] = deque()
@@ -231,10 +234,14 @@ class LocalEngine:
         """Make the adapter slots; once, before `start()`, since it changes the model's layers."""
         self._slots = AdapterSlots(self.loaded.model, config)
 
+    def prepare_full_weights(self) -> None:
+        """Make room for versions with full weights; once, before `start()`."""
+        self._slots = FullSlots(self.loaded)
+
     async def publish(self, policy: PolicyRef, artifact: Path) -> None:
-        """See `Engine.publish`. The copy runs beside the engine thread: the slot it fills is in nobody's use."""
+        """See `Engine.publish`. It loads beside the engine thread: the slot it fills is in nobody's use."""
         if self._slots is None or policy.version is None:
-            raise AdapterError("this engine was started without adapter slots; it serves the base model only.")
+            raise AdapterError("this engine was started without slots for versions; it serves the base model only.")
         with self._wake:
             jobs = [*self._active, *self._waiting, *self._inbox]
         keep = {self._version, *(job.version for job in jobs if job.version is not None)}
@@ -335,12 +342,14 @@ class LocalEngine:
             wanted.append(positions)
             keep.extend(row + p - past for p in positions)
             row += len(piece)
-        if self._slots is not None:
-            self._slots.activate(version)
+        model = self.loaded.model if self._slots is None else self._slots.activate(version)
         # A forward pass must keep some row; where nobody wants one yet, the last does no harm.
-        logits_KV = forward_packed(
-            self.loaded.model, [piece for _, piece in batch], keep or [row - 1], [job.cache for job, _ in batch]
-        ).float()
+        keep = keep or [row - 1]
+        layers = {layer for job, _ in batch if isinstance(job, _Scoring) for layer in job.request.layers}
+        with recorded(model, layers) as states:
+            logits_KV = forward_packed(
+                model, [piece for _, piece in batch], keep, [job.cache for job, _ in batch]
+            ).float()
         row = 0
         streams: list[_Generation] = []
         stream_rows: list[int] = []
@@ -349,7 +358,8 @@ class LocalEngine:
                 streams.append(job)
                 stream_rows.append(row)
             elif isinstance(job, _Scoring):
-                self._collect_scores(job, logits_KV[row : row + len(positions)], positions, version)
+                at_last = {layer: states[layer][keep[row + len(positions) - 1]] for layer in job.request.layers}
+                self._collect_scores(job, logits_KV[row : row + len(positions)], positions, at_last, version)
             row += len(positions)
         if streams:
             for stream, drawn in zip(streams, draw(logits_KV[stream_rows], [j.sampler for j in streams]), strict=True):
@@ -397,7 +407,9 @@ class LocalEngine:
         if finish is not None:
             self._retire(job)
 
-    def _collect_scores(self, job: _Scoring, rows_KV: Tensor, positions: list[int], version: int) -> None:
+    def _collect_scores(
+        self, job: _Scoring, rows_KV: Tensor, positions: list[int], states: dict[int, Tensor], version: int
+    ) -> None:
         logprobs_KV = (rows_KV / job.request.temperature).log_softmax(-1)
         choices: tuple[float, ...] = ()
         for row, position in zip(logprobs_KV, positions, strict=True):
@@ -407,7 +419,14 @@ class LocalEngine:
             else:
                 choices = tuple(float(row[c]) for c in job.request.choices)
         if job.cache.length == len(job.ids):
-            job.deliver(TokenScores(logprobs=tuple(job.logprobs), choice_logprobs=choices, version=version))
+            job.deliver(
+                TokenScores(
+                    logprobs=tuple(job.logprobs),
+                    choice_logprobs=choices,
+                    states=tuple(tuple(states[layer].tolist()) for layer in job.request.layers),
+                    version=version,
+                )
+            )
             self._retire(job)
 
     def _retire(self, job: _Job) -> None:

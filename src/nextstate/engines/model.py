@@ -81,8 +81,7 @@ def load(name_or_path: str, *, dtype: str = "auto", device: str = "auto") -> Loa
     # PEFT calls what transformers has just renamed; nobody who runs a server can do anything about it.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"transformers\..*")
     path = resolve(name_or_path)
-    device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-    dtype = ("float32" if device == "cpu" else "bfloat16") if dtype == "auto" else dtype
+    dtype, device = _chosen(dtype, device)
     try:
         config = AutoConfig.from_pretrained(path)
         _check_attention(name_or_path, config)
@@ -106,6 +105,31 @@ def load(name_or_path: str, *, dtype: str = "auto", device: str = "auto") -> Loa
         end_ids=frozenset(end_ids),
         fingerprint=_fingerprint(path),
     )
+
+
+def outline(name_or_path: str, *, dtype: str = "auto", device: str = "auto") -> tuple[nn.Module, int, torch.device]:
+    """A model without its weights (on the meta device), its context in tokens, and where it would be loaded to.
+
+    Raises:
+        ModelError: its config cannot be read, or its attention is of a kind that we do not run.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    path = resolve(name_or_path)
+    dtype, device = _chosen(dtype, device)
+    try:
+        config = AutoConfig.from_pretrained(path)
+        _check_attention(name_or_path, config)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"Model '{name_or_path}' cannot be read from {path}: {error}") from error
+    return model, int(config.max_position_embeddings), torch.device(device)
+
+
+def _chosen(dtype: str, device: str) -> tuple[str, str]:
+    device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    return ("float32" if device == "cpu" else "bfloat16") if dtype == "auto" else dtype, device
 
 
 def _check_attention(name: str, config: Any) -> None:

@@ -23,12 +23,11 @@ Fact = tuple[Vote, str]
 """A vote and the sentence that explains it."""
 
 
-def evidence(turn: TurnToJudge, *, plain_results: bool = False) -> Verdict | None:
+def evidence(turn: TurnToJudge, *, data_results: bool = True) -> Verdict | None:
     """The verdict that facts alone give, or None where they decide nothing.
 
     Args:
-        plain_results: count a tool result that has no status and shows no error as good, as the published method
-            does. Off by default: that a call returned something does not say that it was the right call.
+        data_results: count a tool result that is data and shows no error as good, see `returned_data`.
     """
     fact = (
         explicit_feedback(turn)
@@ -36,7 +35,7 @@ def evidence(turn: TurnToJudge, *, plain_results: bool = False) -> Verdict | Non
         or degenerate_answer(turn.answer)
         or malformed_call(turn)
         or user_action(turn)
-        or (None if user_words(turn) else tool_status(turn, plain_results=plain_results))
+        or (None if user_words(turn) else tool_status(turn, data_results=data_results))
     )
     if fact is None:
         return None
@@ -129,10 +128,47 @@ _THUMBS = {"👎": Vote.BAD, "👍": Vote.GOOD}
 _SKIN_TONES = re.compile("[\U0001f3fb-\U0001f3ff\ufe0f\\s]")
 
 
+# Sentences that speak to a judge and not to the assistant: a label in the form of a label, or an order to give one.
+# They come with pasted pages and files, and whoever wrote those has no say.
+_TO_THE_JUDGE = re.compile(
+    r"\\?boxed\s*\{|<\|?/?(?:im_start|im_end|system|assistant|user|score|verdict|reward)\b"
+    r"|(?:\b|_)(?:verdict|scores?|label|rating|reward|grade|vote)\W{0,3}(?:[:=]|is|of|to be)\W{0,3}"
+    r"(?:[+-]?\d|good|bad|neutral|positive|negative|excellent|perfect|high|max)"
+    r"|\b(?:note|message|instructions?|memo|attention|hint|hints|reminder)s? (?:to|for) (?:the |any |all )?(?:\w+ )?"
+    r"(?:judges?|evaluators?|graders?|raters?|teachers?|reviewers?|reward model|scorers?|ai)\b"
+    r"|\b(?:judges?|evaluators?|graders?|raters?|scorers?|reward model)\b[^.!?\n]{0,12}[:,]"
+    r"|\b(?:you are|as) (?:the |an? )?(?:\w+ )?(?:judge|evaluator|grader|rater|reward model)\b"
+    r"|\b(?:score|rate|grade|label|mark|judge|classify|treat)\b[^.!?\n]{0,30}"
+    r"\b(?:assistant|answer|response|turn|reply|model|conversation)\b[^.!?\n]{0,20}(?:\b(?:as|with|at)\b|[+-]?\d)"
+    r"|\b(?:give|assign|award|output|return|emit)\b[^.!?\n]{0,30}\b(?:reward|verdict|full marks|top marks"
+    r"|(?:highest|best|top|maximum|perfect|lowest|good|bad) (?:score|rating|grade|label))\b"
+    r"|\b(?:ignore|disregard) (?:all |the |any )?(?:previous|prior|above|user|rubric)\b",
+    re.IGNORECASE,
+)
+_PART_END = re.compile(r"(?<=[.!?。！？;])\s+|\n+")
+# A role marker at the start of a line: whatever stands from there on poses as somebody else's message.
+_FAKE_ROLE = re.compile(
+    r"^\W{0,6}(?:assistant|system|user|human|ai|tool|judge|evaluator)\W{0,3}:", re.IGNORECASE | re.MULTILINE
+)
+
+
 def user_words(turn: TurnToJudge) -> list[str]:
-    """What the user wrote after the answer, in order, without notices that the client put into the user's mouth."""
+    """What the user wrote after the answer, in order.
+
+    Without notices that the client put into the user's mouth, without sentences that speak to a judge, and without what
+    follows a line that poses as another message.
+    """
     texts = [text_of(message) for message in turn.next_state if message.get("role") == "user"]
-    return [text for text in texts if text.strip() and not _NOTICE.match(text)]
+    own = (_own_words(text) for text in texts if not _NOTICE.match(text))
+    return [text for text in own if text.strip()]
+
+
+def _own_words(text: str) -> str:
+    role = _FAKE_ROLE.search(text)
+    text = text[: role.start()] if role else text
+    if not _TO_THE_JUDGE.search(text):
+        return text
+    return "\n".join(part for part in _PART_END.split(text) if part and not _TO_THE_JUDGE.search(part))
 
 
 def user_action(turn: TurnToJudge) -> Fact | None:
@@ -225,6 +261,12 @@ _ERROR_LINE = re.compile(
     r"|^YAML parse error|^# \d+ SEARCH/REPLACE block(?:s)? failed|^ERRORS?:\s*$",
     re.IGNORECASE | re.MULTILINE,
 )
+# How a program that knows no exit codes says in one line that it did not do what it was asked.
+_REFUSAL = re.compile(
+    r"\W{0,3}(?:unknown|invalid|unrecogni[sz]ed|unsupported|no such|cannot|could not|failed to|unable to"
+    r"|permission denied|access denied)\b",
+    re.IGNORECASE,
+)
 _CALLED = re.compile(r"(?:^|[|;&(\n\]$`]|\bsudo |\bxargs |-exec )\s*([a-z][\w.+-]{1,20})\b")
 
 _STATUS_KEYS = ("returncode", "return_code", "exit_code", "exitCode", "exit_status", "exitStatus", "rc")
@@ -233,7 +275,7 @@ _GOOD_WORDS = {"ok", "success", "succeeded", "successful", "confirmed", "complet
 _BAD_WORDS = {"error", "failed", "failure", "invalid", "rejected", "denied"}
 
 
-def tool_status(turn: TurnToJudge, *, plain_results: bool = False) -> Fact | None:
+def tool_status(turn: TurnToJudge, *, data_results: bool = True) -> Fact | None:
     """What the statuses of the tool results say together: one failure is bad, else one success is good.
 
     Only for a next state in which the user says nothing; a user's words outrank any status.
@@ -249,9 +291,61 @@ def tool_status(turn: TurnToJudge, *, plain_results: bool = False) -> Fact | Non
         return known
     if messages and not any(text_of(message).strip() for message in messages):
         return Vote.NEUTRAL, "The tool returned nothing, and no status."
-    if plain_results and messages and all(text_of(message).strip() for message in messages):
-        return Vote.GOOD, "The call returned a result without an error."
+    if data_results and messages and all(returned_data(text_of(message)) for message in messages):
+        if _called_before(turn):
+            return Vote.NEUTRAL, "The same call was made before, so its result shows nothing new."
+        return Vote.GOOD, "The call returned data without an error."
     return None
+
+
+# Five words in a row, or five letters of a script without blanks, are somebody's sentence.
+_PROSE = re.compile(
+    r"(?:[^\W\d_]['’\w]*[ ,;:]+){4}[^\W\d_]|[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]{5}|[^\W\d_\x00-\x7f]{14}"
+)
+# Whoever wants to reach a judge has to speak to it, and in fewer words than a sentence has.
+_SPEAKS_OF_JUDGING = re.compile(
+    r"\b(?:scor(?:e|es|ed|ing)|rewards?|rat(?:e|ing)s?|grad(?:e|es|ing)|verdicts?|judg\w*|evaluat\w+|labels?|boxed|hints?"
+    r"|feedback|thumbs?|praise\w*|assistant|the (?:answer|model|user|ai)|teacher|reviewer|well done"
+    r"|(?:good|bad) (?:job|work|answer)|perfect|excellent|great|thank\w*|terrible|wrong|ignore|instructions?"
+    r"|system prompt|vote)\b|[👍👎]",
+    re.IGNORECASE,
+)
+_SAYS_NO = re.compile(
+    r"\b(?:no|not|none|never|nothing|unknown|invalid|unable|cannot|could ?n[o']t|can'?t|fail\w*|error\w*|exception"
+    r"|denied|refused|rejected|missing|unavailable|incorrect|wrong|warning|timed? ?out|timeout|forbidden"
+    r"|unauthori[sz]ed|unsupported|unrecogni[sz]ed|undefined|null|empty|sorry|conflict|aborted|cancell?ed)\b",
+    re.IGNORECASE,
+)
+
+
+def returned_data(text: str) -> bool:
+    """Whether a tool result is data, such as a number, a record, a table, a listing or code, and shows no error.
+
+    Data says that the call returned what calls of its kind return. It is told by its form: nothing in it reads like a
+    sentence or speaks of judging, and it neither begins nor ends by saying no. So a web page, a mail or a planted
+    instruction is none. In a listing of five lines or more, such as a source file, one line in three may be prose: then
+    the rest decides, and would decide the same without it.
+    """
+    lines = [line for line in text.splitlines() if line.strip()]
+    if not lines or _exit_status(text) is not None or any(_SAYS_NO.search(line) for line in (lines[0], lines[-1])):
+        return False
+    if _TO_THE_JUDGE.search(text):
+        return False
+    if len(lines) >= 5 and 3 * sum(1 for line in lines if _PROSE.search(line)) <= len(lines):
+        return True
+    return not _PROSE.search(text) and not _SPEAKS_OF_JUDGING.search(text)
+
+
+def _called_before(turn: TurnToJudge) -> bool:
+    """Whether the conversation holds an earlier answer with the same words and calls."""
+    said = _folded(turn.answer)
+    return any(_folded(as_answer(message)) == said for message in turn.history if message.get("role") == "assistant")
+
+
+def as_answer(message: Message) -> str:
+    """An assistant's message as one text: what it says, and its tool calls as lines `name(arguments)` behind it."""
+    calls = (call["function"] for call in message.get("tool_calls") or ())
+    return "\n".join(filter(None, [text_of(message), *(f"{call['name']}({call['arguments']})" for call in calls)]))
 
 
 def _tool_messages(messages: Iterable[Message]) -> list[Message]:
@@ -337,7 +431,7 @@ def _text_fact(text: str, answer: str) -> Fact | None:
         return Vote.GOOD, "Tests passed."
     if _TRACEBACK.search(text):
         return Vote.BAD, "The call ended in a traceback."
-    if _ERROR_LINE.search(text):
+    if _ERROR_LINE.search(text) or (len(text) <= 200 and _REFUSAL.match(text)):
         return Vote.BAD, "The call ended in an error."
     called = set(_CALLED.findall(answer))
     first = text.lstrip().split("\n", 1)[0]

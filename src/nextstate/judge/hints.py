@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 
 from nextstate.judge.evidence import user_action, user_words
-from nextstate.judge.remarks import asks_something_else, remark, sentences
+from nextstate.judge.remarks import asks_something_else, remark, sentences, unquoted
 from nextstate.types import Hint, Source, TurnToJudge
 
 MIN_WIDTH = 10
@@ -75,6 +75,7 @@ def user_hints(turn: TurnToJudge) -> tuple[Hint, ...]:
 
 def directive(text: str) -> str:
     """`text` trimmed to a hint of at most MAX_CHARS, or '' if it does not say how an answer should be."""
+    text = unquoted(text)
     if "```" in text or "Traceback (most recent call last)" in text:
         text = re.split(r"```|Traceback \(most recent call last\)", text, maxsplit=1)[0]
     parts = [sentence for sentence in sentences(remark(text)) if _says_how(sentence)]

@@ -32,21 +32,21 @@ class Judge(Protocol):
 class EvidenceFirst:
     """Hard facts decide where there are any, else the inner judge does; a bad verdict carries hints, no other does."""
 
-    def __init__(self, inner: Judge, *, plain_results: bool = False) -> None:
+    def __init__(self, inner: Judge, *, data_results: bool = True) -> None:
         """
         Args:
             inner: votes where no fact decides.
-            plain_results: take a tool result without status and without an error for a good sign; see `evidence`.
+            data_results: take a tool result that is data and shows no error for a good sign; see `evidence`.
         """
-        self._inner = inner
-        self._plain_results = plain_results
+        self.inner = inner
+        self._data_results = data_results
 
     @property
     def name(self) -> str:
-        return self._inner.name
+        return self.inner.name
 
     async def verdict(self, turn: TurnToJudge) -> Verdict:
-        found = evidence(turn, plain_results=self._plain_results)
-        verdict = found if found is not None else await self._inner.verdict(turn)
+        found = evidence(turn, data_results=self._data_results)
+        verdict = found if found is not None else await self.inner.verdict(turn)
         hints = merge_hints(user_hints(turn), verdict.hints) if verdict.value is Vote.BAD else ()
         return replace(verdict, hints=hints)

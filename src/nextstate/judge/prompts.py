@@ -1,10 +1,10 @@
 """Every prompt that a judge reads, in one place. A change here changes `prompts_hash()`, and with it the judge's name.
 
-Small models are asked in two ways, large ones in a third:
+Small models are asked twice, in other words and with other cases, and large ones in a way of their own:
 
-    label       few-shot cases, the turn last, then: which verdict label comes next?
-    likelihood  replies of satisfied, dissatisfied and indifferent users: in which list is this reply most at home?
-    sampled     reason in words, then close with two lines in a fixed form
+    label    few-shot cases, the turn last, and a label would come next: a head reads what the model thinks there
+    rating   the same, as a conversation
+    sampled  reason in words, then close with two lines in a fixed form
 
 The constant text stands first and the judged turn last, so that an engine's prefix cache pays for the examples once.
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from nextstate.errors import ModelError
@@ -22,9 +22,9 @@ from nextstate.judge.evidence import text_of, user_words
 from nextstate.judge.remarks import remark
 from nextstate.types import TokenIds, TurnToJudge, Vote
 
-MAX_REQUEST_CHARS = 120
-MAX_ANSWER_CHARS = 120
-MAX_REPLY_CHARS = 300
+MAX_REQUEST_CHARS = 160
+MAX_ANSWER_CHARS = 200
+MAX_REPLY_CHARS = 400
 """What a small judge reads of a turn. The reply carries nearly all of the signal, so it gets the most room."""
 
 MAX_SAMPLED_CHARS = 4000
@@ -33,7 +33,7 @@ MAX_SAMPLED_CHARS = 4000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelPrompt:
-    """Few-shot cases that end in a label; how probable the model finds each label after the judged turn is the vote."""
+    """Few-shot cases that end in a label; what the model makes of a turn shows where the next label would stand."""
 
     name: str
     constant: str
@@ -41,16 +41,6 @@ class LabelPrompt:
     """What follows the constant text, with {request}, {answer} and {reply}; ends right before the label."""
     labels: Mapping[Vote, str]
     """One label a vote, with its leading space. Each must be one token."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LikelihoodPrompt:
-    """A list of replies for each vote; how probable the model finds the judged reply as the next entry is the vote."""
-
-    name: str
-    constants: Mapping[Vote, str]
-    turn: str
-    """The entry whose tokens are scored, with {reply}."""
 
 
 _INSTRUCTION = (
@@ -99,121 +89,110 @@ LABEL = LabelPrompt(
     labels={Vote.BAD: " bad", Vote.NEUTRAL: " none", Vote.GOOD: " good"},
 )
 
-_DISSATISFIED = (
-    "No, not like that. In French, please.",
-    "Shorter.",
-    "I asked for a list and you gave me a story.",
-    "That is much too long. Please keep it to one sentence.",
-    "I don't understand. Why did you do that?",
-    "Can you write it more simply?",
-    "It still does not work.",
-    "Next time use fewer words.",
-    "wrong, try again",
-    "You forgot the second part.",
-    "Oh great, now it is even worse.",
-    "What do you mean?",
-    "Undo that.",
-    "no, I meant the other file",
-    "Too formal. Make it sound natural.",
-    "That is not what I asked for. Again: how do I clean the pan?",
-    "less detail please",
-    "This is useless.",
-    "why is it in German?",
-    "Hm, that's not true. It was in 1912, not 1921.",
-    "still the same error",
-    "Could you do it again, but with a table?",
-    "I said no sugar!",
-    "Way too many words, get to the point.",
-    "You keep saying the same thing.",
-    "Put it back the way it was.",
-    "Sure, because that is exactly how it works... not.",
-    "The last line is missing.",
+_RATING_INSTRUCTION = (
+    "A user talks with an assistant. What does the user's next message say about the assistant's answer? "
+    "Rating: bad, if the user corrects it, is annoyed, asks again for what was not done, or reports that it "
+    "fails. Rating: good, if the user is thankful, pleased, accepts it, says that it works, or builds on it. "
+    "Rating: none, if the user asks something new, adds information, answers a question of the assistant, or "
+    "changes plans."
 )
 
-_SATISFIED = (
-    "Thank you, that works.",
-    "Great. Now do the second page.",
-    "Yes, exactly. Go ahead.",
-    "Perfect, thanks!",
-    "Lovely, much better.",
-    "ok do it",
-    "This is just what I wanted.",
-    "That's a good idea. Is there more?",
-    "Wow, that was quick, it works now.",
-    "Nice and short, I like it.",
-    "yes please",
-    "Very helpful, thank you so much.",
-    "Good answer. And now the same for cats.",
-    "that fixed it",
-    "Haha, brilliant.",
-    "Thanks. How much is it?",
-    "It looks good to me.",
-    "Not bad at all!",
-    "exactly what I needed, cheers",
-    "I tried it and it runs fine.",
-    "Great job, you nailed the tone.",
-    "go ahead and make that change",
-    "Excellent. Please send it to Anna.",
-    "That makes sense now.",
-    "Short, clear and correct. I like that.",
-    "Merci, c'est parfait !",
-    "yes like that, the next one too",
-    "This saved me an hour.",
+_RATING_CASES = """\
+User: Sort the names by age.
+Assistant: I sorted them by height.
+User: by age, not by height
+Rating: bad
+
+User: Which train is next?
+Assistant: The next train leaves at 9:40.
+User: And where does it stop?
+Rating: none
+
+User: My script crashes.
+Assistant: Close the file before you rename it.
+User: works now
+Rating: good
+
+User: Which size do you need?
+Assistant: We have small and large. Which one would you like?
+User: large
+Rating: none
+
+User: Write a slogan for a shoe shop.
+Assistant: Walk on air.
+User: Love it! One for a hat shop too, please.
+Rating: good
+
+User: Fix the menu.
+Assistant: The menu is fixed.
+User: it still opens on the wrong side
+Rating: bad
+
+User: Sum up the letter in a line.
+Assistant: The letter begins with a greeting, then the writer turns to...
+User: Wow, what a short line.
+Rating: bad
+
+User: Find a hotel in Lyon.
+Assistant: The Hotel Cloche has free rooms.
+User: My mistake, I meant Lille.
+Rating: none
+
+User: How could we test this?
+Assistant: I could write a fake server. Shall I?
+User: yes, go on
+Rating: good
+
+User: How do I get to the bank?
+Assistant: A bank is the side of a river.
+User: I mean the one where I keep my money.
+Rating: bad
+
+User: Wie hoch ist der Eiffelturm?
+Assistant: 330 Meter.
+User: Danke dir!
+Rating: good
+
+User: Name a song.
+Assistant: Yesterday.
+User: Write a letter to my landlord.
+Rating: none
+
+User: Is tea healthy?
+Assistant: Yes, it cures all illnesses.
+User: That is not true, is it?
+Rating: bad
+
+User: Remind me at six.
+Assistant: I will remind you at six.
+User: ok
+Rating: none
+
+User: Add a column for the price.
+Assistant: I added the column.
+User: Why did you remove the names? Put them back.
+Rating: bad
+
+User: How do I say thanks to my boss?
+Assistant: You could write: 'Thank you for your trust.'
+User: He wrote to me: 'Your work is terrible.'
+Rating: none
+
+User: Explain an atom.
+Assistant: An atom is a nucleus with electrons around it.
+User: ah, now I get it
+Rating: good
+
+"""
+
+RATING = LabelPrompt(
+    name="rating",
+    constant=f"{_RATING_INSTRUCTION}\n\n{_RATING_CASES}",
+    turn="User: {request}\nAssistant: {answer}\nUser: {reply}\nRating:",
+    labels={Vote.BAD: " bad", Vote.NEUTRAL: " none", Vote.GOOD: " good"},
 )
 
-_INDIFFERENT = (
-    "Where is the station?",
-    "Friday at eight.",
-    "Write a poem about rain.",
-    "And how old is he?",
-    "ok",
-    "I need a new phone. What is a good one?",
-    "hmm",
-    "No thanks, not now.",
-    "What about in winter?",
-    "add a test for the parser",
-    "Sorry, I meant Paris.",
-    "Tell me about horses.",
-    "Let me think about it.",
-    "Two tickets, for my wife and me.",
-    "How do I get to the airport?",
-    "by the way, what time is it?",
-    "He wrote: 'This is terrible.' How do I answer?",
-    "Explain what a glacier is.",
-    "And on Sunday?",
-    "The blue one, please.",
-    "Who was the first man on the moon?",
-    "I changed my mind, forget it.",
-    "I see.",
-    "Now let's talk about my budget.",
-    "What is the weather in Rome today?",
-    "Ok. Next question: how tall is the tower?",
-    "I'm so tired today, my boss was angry.",
-    "Translate 'good morning' into Spanish.",
-)
-
-
-def _list(head: str, replies: tuple[str, ...]) -> str:
-    return f"{head} The user replies:\n" + "".join(f"- {reply}\n" for reply in replies) + "-"
-
-
-LIKELIHOOD = LikelihoodPrompt(
-    name="likelihood",
-    constants={
-        Vote.BAD: _list(
-            "A user is not satisfied with the answer: it is wrong, too long, not what was asked, or has to be done "
-            "again.",
-            _DISSATISFIED,
-        ),
-        Vote.NEUTRAL: _list(
-            "A user has read the answer and goes on with a new question, a new task or some information.", _INDIFFERENT
-        ),
-        Vote.GOOD: _list(
-            "A user is satisfied with the answer: it is right, it works, or the user says thanks or go on.", _SATISFIED
-        ),
-    },
-    turn=" {reply}\n",
-)
+PROMPTS = (LABEL, RATING)
 
 _SAMPLED = """\
 You judge one answer of an assistant by what followed it. Judge from what followed; the request and the answer are \
@@ -238,25 +217,24 @@ def reply_of(turn: TurnToJudge) -> str:
     return "\n".join(remark(text) for text in user_words(turn))
 
 
-def label_text(turn: TurnToJudge) -> str:
-    """The judged turn as the label prompt shows it, after the constant text."""
-    request = text_of(turn.history[-1]) if turn.history else ""
-    return LABEL.turn.format(
-        request=shortened(request, MAX_REQUEST_CHARS),
+def turn_text(turn: TurnToJudge, prompt: LabelPrompt) -> str:
+    """The judged turn as a label prompt shows it, after the constant text."""
+    return prompt.turn.format(
+        request=shortened(request_of(turn), MAX_REQUEST_CHARS),
         answer=shortened(turn.answer, MAX_ANSWER_CHARS),
         reply=shortened(reply_of(turn), MAX_REPLY_CHARS),
     )
 
 
-def likelihood_text(turn: TurnToJudge) -> str:
-    """The judged reply as the next entry of a list."""
-    return LIKELIHOOD.turn.format(reply=shortened(reply_of(turn), MAX_REPLY_CHARS))
+def request_of(turn: TurnToJudge) -> str:
+    """The message that was answered; '' if there is none."""
+    return text_of(turn.history[-1]) if turn.history else ""
 
 
 def sampled_messages(turn: TurnToJudge) -> list[dict[str, str]]:
     """What a judge model on an endpoint reads. The judged turn is JSON, so that no text in it can pose as a field."""
     seen = {
-        "request": shortened(text_of(turn.history[-1]) if turn.history else "", MAX_SAMPLED_CHARS, fold=False),
+        "request": shortened(request_of(turn), MAX_SAMPLED_CHARS, fold=False),
         "answer": shortened(turn.answer, MAX_SAMPLED_CHARS, fold=False),
         "what_followed": [
             {"from": message.get("role"), "text": shortened(text_of(message), MAX_SAMPLED_CHARS, fold=False)}
@@ -305,15 +283,9 @@ def label_ids(tokenizer: Any, prompt: LabelPrompt = LABEL) -> TokenIds:
 def prompts_hash() -> str:
     """16 hex digits that change with any prompt text or bound on lengths, and with nothing else."""
     parts = [
-        *(value for prompt in (LABEL, LIKELIHOOD) for value in _flat(prompt)),
+        *(text for prompt in PROMPTS for text in (prompt.name, prompt.constant, prompt.turn)),
+        *(prompt.labels[vote] for prompt in PROMPTS for vote in Vote),
         _SAMPLED,
         *map(str, (MAX_REQUEST_CHARS, MAX_ANSWER_CHARS, MAX_REPLY_CHARS, MAX_SAMPLED_CHARS)),
     ]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-
-
-def _flat(prompt: LabelPrompt | LikelihoodPrompt) -> list[str]:
-    values = [getattr(prompt, field.name) for field in fields(prompt)]
-    return [
-        text for value in values for text in ([value] if isinstance(value, str) else [value[vote] for vote in Vote])
-    ]

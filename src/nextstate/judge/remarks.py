@@ -12,6 +12,7 @@ _SENTENCE_END = re.compile(r"(?<=[.!?。！？;])\s+|(?<=[。！？])|\n+")
 _ASKS_FOR_A_CHANGE = re.compile(
     r"^(?:please\s+)?(?:can|could|would|will|why|won't|can't|couldn't)\b.*\b(?:you|u|we)\b|\binstead\b", re.IGNORECASE
 )
+_QUOTED = re.compile(r"^[ \t]*```.*?(?:^[ \t]*```[ \t]*$|\Z)|^[ \t]*>[^\n]*$", re.DOTALL | re.MULTILINE)
 
 
 def sentences(text: str) -> list[str]:
@@ -24,8 +25,14 @@ def asks_something_else(sentence: str) -> bool:
     return sentence.rstrip(" \"'").endswith("?") and not _ASKS_FOR_A_CHANGE.search(sentence) and sentence.isascii()
 
 
+def unquoted(text: str) -> str:
+    """`text` without fenced blocks and quoted lines: whoever said those is to have no voice in the verdict."""
+    return _QUOTED.sub("", text).strip()
+
+
 def remark(text: str) -> str:
-    """`text` without the questions at its end, unless it is nothing but questions."""
+    """`text` without what it quotes and without the questions at its end, unless it is nothing but these."""
+    text = unquoted(text) or text
     parts = sentences(text)
     while parts and asks_something_else(parts[-1]):
         parts.pop()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 from collections import Counter
 from dataclasses import dataclass
 from types import TracebackType
@@ -64,8 +63,6 @@ class SampledJudge:
         max_tokens: int = 1024,
         deadline_s: float = 60.0,
         max_concurrency: int = 4,
-        failures_to_open: int = 3,
-        open_s: float = 15.0,
         judge_tool_text: bool = False,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
@@ -75,8 +72,6 @@ class SampledJudge:
             api_key: sent as a bearer token, and written nowhere.
             deadline_s: for one vote, waiting for a free place included.
             max_concurrency: votes under way at once, over all turns.
-            failures_to_open: failures in a row after which the judge is left alone for `open_s` seconds, during which
-                turns are refused at once and wait.
             judge_tool_text: vote on turns that only tool text follows, too. Off by default: text that a tool returns is
                 no reward unless the configuration says so.
             transport: for tests.
@@ -91,8 +86,6 @@ class SampledJudge:
         self._deadline_s = deadline_s
         self._places = asyncio.Semaphore(max_concurrency)
         self._judge_tool_text = judge_tool_text
-        self._failures_to_open, self._open_s = failures_to_open, open_s
-        self._failures, self._open_until_s = 0, 0.0
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._client = httpx.AsyncClient(headers=headers, timeout=deadline_s, transport=transport)
         self.counts: Counter[str] = Counter()
@@ -139,11 +132,6 @@ class SampledJudge:
         return opinion
 
     async def _ask(self, turn: TurnToJudge) -> str:
-        if self._open_until_s > time.monotonic():
-            raise JudgeUnavailable(
-                f"The judge at {self._shown_url} failed {self._failures} times in a row and is left alone for a "
-                "moment; the turn waits and is judged later."
-            )
         body = {
             "model": self._model,
             "messages": sampled_messages(turn),
@@ -162,13 +150,9 @@ class SampledJudge:
             answer = response.json()
         except ValueError as error:
             raise self._failed("did not answer in JSON") from error
-        self._failures = 0
         return _content(answer)
 
     def _failed(self, what: str) -> JudgeUnavailable:
-        self._failures += 1
-        if self._failures >= self._failures_to_open:
-            self._open_until_s = time.monotonic() + self._open_s
         return JudgeUnavailable(f"The judge at {self._shown_url} {what}; the turn waits and is judged later.")
 
     async def aclose(self) -> None:

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from nextstate.types import Vote
 
-SIGN_AT = 0.45
-"""Probability from which a vote is good or bad. Measured with the built-in model, fitted on one development file and
-read on the other: from 0.45 on, 64 to 74 % of signed votes are right; from 0.6 on 69 to 78 %, of 40 % fewer."""
+SIGN_AT = 0.5
+"""Probability from which a vote is good or bad; docs/judge.md has what that was measured to be worth."""
 
 NEUTRAL_AT = 0.4
 """Probability from which a vote is neutral. Lower, because a neutral turn trains nothing and a mistake is cheap."""

@@ -34,6 +34,11 @@ class Row:
     advantage: float
 
     @property
+    def sequence(self) -> TokenIds:
+        """What is read to predict the reply: the last reply token is predicted, never read."""
+        return (*self.prompt_ids, *self.reply_ids[:-1])
+
+    @property
     def tokens(self) -> int:
         return len(self.prompt_ids) + len(self.reply_ids)
 
@@ -84,19 +89,6 @@ def unfit(sample: Sample, *, oldest_version: int, max_tokens: int) -> tuple[Skip
 def mean_log_ratio(old: Sequence[float], sampled: Sequence[float], live: Sequence[bool]) -> float:
     """Mean of old - sampled log-probs, nats, over live tokens: how far a reply is from what would be said now."""
     return fmean(a - b for a, b, ok in zip(old, sampled, live, strict=True) if ok)
-
-
-def micro_batches(rows: Sequence[Row], *, max_tokens: int) -> list[list[int]]:
-    """Row numbers in groups of at most `max_tokens` tokens; a longer row is a group of its own."""
-    groups: list[list[int]] = []
-    room = 0
-    for i in sorted(range(len(rows)), key=lambda i: rows[i].tokens):
-        if not groups or rows[i].tokens > room:
-            groups.append([])
-            room = max_tokens
-        groups[-1].append(i)
-        room -= rows[i].tokens
-    return groups
 
 
 def token_weights(rows: Sequence[Row], *, with_teacher: bool) -> list[float]:

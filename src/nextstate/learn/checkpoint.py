@@ -1,8 +1,9 @@
-"""A policy version on disk: a PEFT adapter as others load it, and beside it what the next update needs.
+"""A policy version on disk, as others load it, and beside it what the next update needs.
 
     versions/000007/
-      adapter_model.safetensors, adapter_config.json     the adapter, for us, transformers + PEFT, or vLLM
-      optimizer.pt, trainer.json                         to go on training from here
+      adapter_model.safetensors, adapter_config.json     LoRA: for us, transformers + PEFT, or vLLM
+      model.safetensors, config.json, tokenizer.json...  full weights: for us, transformers, or vLLM
+      optimizer.pt, trainer.json                         to go on training from here, to the last bit
       average.safetensors                                the teacher, where that is a moving average
       probe.json                                         what the trainer computes on fixed prompts, for the gate
 
@@ -15,20 +16,22 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from peft import get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from nextstate.engines.adapters import CONFIG_FILE, WEIGHTS_FILE, read_adapter
+from nextstate.engines.full import WEIGHT_FILES
 from nextstate.errors import AdapterError
-from nextstate.learn.trainer import Trainer
+from nextstate.learn.trainer import Trained, Trainer
 
 PROBE_FILE = "probe.json"
 AVERAGE_FILE = "average.safetensors"
+OPTIMIZER_FILE = "optimizer.pt"
 _KEEP_TO_TRAIN_ON = 3
 
 
@@ -39,45 +42,68 @@ def version_dir(versions: Path, version: int) -> Path:
 def save(
     trainer: Trainer, versions: Path, version: int, *, probe: Mapping[str, Any], metrics: Mapping[str, Any]
 ) -> Path:
-    """Write a version. Until the last line nothing carries its name."""
+    """Write a version. Until the last line nothing carries its name, and what fails before leaves nothing."""
     versions.mkdir(parents=True, exist_ok=True)
     folder, part = version_dir(versions, version), versions / f"{version:06d}.part"
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir()
-    weights = {k: v.detach().cpu().contiguous() for k, v in get_peft_model_state_dict(trainer.model).items()}
-    save_file(weights, part / WEIGHTS_FILE, metadata={"format": "pt"})
-    if trainer.average is not None:
-        save_file({name: tensor.cpu() for name, tensor in trainer.average.items()}, part / AVERAGE_FILE)
-    config = trainer.model.peft_config["default"].to_dict() | {"inference_mode": True}
-    (part / CONFIG_FILE).write_text(json.dumps(_plain(config), indent=1))
-    torch.save(trainer.optimizer.state_dict(), part / "optimizer.pt")
-    state = {"baselines": trainer.baselines, "metrics": dict(metrics)}
-    (part / "trainer.json").write_text(json.dumps(state))
-    (part / PROBE_FILE).write_text(json.dumps(dict(probe)))
-    for file in part.iterdir():
-        _sync(file)
-    _sync(part)
-    part.rename(folder)
+    try:
+        trainer.weights.write(part)
+        if trainer.average is not None:
+            save_file({name: tensor.cpu() for name, tensor in trainer.average.items()}, part / AVERAGE_FILE)
+        torch.save({**trainer.optimizer.state_dict(), "random": _random_state()}, part / OPTIMIZER_FILE)
+        state = {"baselines": trainer.baselines, "trained": asdict(trainer.trained), "metrics": dict(metrics)}
+        (part / "trainer.json").write_text(json.dumps(state))
+        (part / PROBE_FILE).write_text(json.dumps(dict(probe)))
+        for file in part.iterdir():
+            _sync(file)
+        _sync(part)
+        part.rename(folder)
+    finally:
+        # A disk that full weights have filled would not be emptied by the next update, which has another number.
+        shutil.rmtree(part, ignore_errors=True)
     _sync(versions)
     _prune(versions)
     return folder
 
 
 def restore(trainer: Trainer, folder: Path) -> None:
-    """Go on from a version.
+    """Go on from a version, as if training had never been interrupted.
 
     Raises:
-        AdapterError: the folder is missing or damaged.
+        AdapterError: the folder is missing or damaged, or (AdapterMismatch) was made under other settings.
     """
-    config = trainer.model.peft_config["default"]
-    set_peft_model_state_dict(trainer.model, read_adapter(folder, config))
+    trainer.weights.read(folder)
     _restore_average(trainer, folder)
     try:
-        trainer.baselines = json.loads((folder / "trainer.json").read_text())["baselines"]
-    except (OSError, ValueError, KeyError) as error:
-        raise AdapterError(f"{folder}/trainer.json cannot be read ({error}); restore it from a copy.") from error
-    if (folder / "optimizer.pt").exists():
-        trainer.optimizer.load_state_dict(torch.load(folder / "optimizer.pt", weights_only=True))
+        state = json.loads((folder / "trainer.json").read_text())
+        trainer.baselines, trainer.trained = state["baselines"], Trained(**state.get("trained", {}))
+        # An older version has no such file any more, and its training goes on without momentum.
+        trainer.optimizer.state.clear()
+        if (folder / OPTIMIZER_FILE).exists():
+            saved = torch.load(folder / OPTIMIZER_FILE, weights_only=True)
+            # The moments are the version's, the learning rate is the configuration's.
+            trainer.optimizer.load_state_dict({**trainer.optimizer.state_dict(), "state": saved["state"]})
+            _set_random_state(saved.get("random", {}))
+    except (OSError, ValueError, TypeError, KeyError, RuntimeError, UnpicklingError) as error:
+        raise AdapterError(
+            f"{folder} cannot be trained on: one of its files cannot be read ({error}). Restore it from a copy."
+        ) from error
+
+
+def _random_state() -> dict[str, torch.Tensor]:
+    """Of every generator that training may draw from, by device. Python's own is none of them."""
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def _set_random_state(states: Mapping[str, torch.Tensor]) -> None:
+    if "cpu" in states:
+        torch.set_rng_state(states["cpu"])
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])
 
 
 def _restore_average(trainer: Trainer, folder: Path) -> None:
@@ -92,7 +118,7 @@ def _restore_average(trainer: Trainer, folder: Path) -> None:
     except (OSError, SafetensorError) as error:
         raise AdapterError(f"{file}, the teacher's moving average, cannot be read ({error}). {what_to_do}") from error
     if {k: v.shape for k, v in saved.items()} != {k: v.shape for k, v in trainer.average.items()}:
-        raise AdapterError(f"{file} has other layers or shapes than the adapter beside it. {what_to_do}")
+        raise AdapterError(f"{file} has other layers or shapes than the weights beside it. {what_to_do}")
     for name, tensor in trainer.average.items():
         tensor.copy_(saved[name])
 
@@ -112,9 +138,22 @@ def remove_leftovers(versions: Path) -> None:
         shutil.rmtree(part)
 
 
+def remove_weights(folder: Path) -> int:
+    """Remove what is large of a version with full weights that nobody can go back to. Returns the bytes freed.
+
+    What it was measured and trained on stays. An engine that still serves it has its file open and loses nothing.
+    """
+    freed = 0
+    for pattern in (*WEIGHT_FILES, OPTIMIZER_FILE):  # the average is one of them
+        for file in folder.glob(pattern):
+            freed += file.stat().st_size
+            file.unlink()
+    return freed
+
+
 def _prune(versions: Path) -> None:
-    """What only training needs is three times the adapter's size, and only recent versions are ever gone back to."""
-    for name in ("optimizer.pt", AVERAGE_FILE):
+    """What only training needs is three times the weights' size, and only recent versions are ever gone back to."""
+    for name in (OPTIMIZER_FILE, AVERAGE_FILE):
         for old in sorted(versions.glob(f"[0-9]*/{name}"))[:-_KEEP_TO_TRAIN_ON]:
             old.unlink()
 
@@ -125,12 +164,3 @@ def _sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _plain(value: Any) -> Any:
-    """JSON has no sets and no enums."""
-    if isinstance(value, Mapping):
-        return {k: _plain(v) for k, v in value.items()}
-    if isinstance(value, set | frozenset | list | tuple):
-        return sorted(map(_plain, value)) if isinstance(value, set | frozenset) else [_plain(v) for v in value]
-    return value if isinstance(value, str | int | float | bool | None) else str(value)

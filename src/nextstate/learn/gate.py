@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,8 +76,7 @@ def measure_perplexity(trainer: Trainer) -> float:
     """The policy's perplexity on PASSAGES over the base's; 1 where nothing has changed."""
     sequences = [trainer.loaded.tokenizer.encode(text, add_special_tokens=False) for text in PASSAGES]
     policy, base = (
-        sum(lp for logprobs in _logprobs(trainer, sequences, [1] * len(sequences), base=base) for lp in logprobs)
-        for base in (False, True)
+        sum(map(sum, trainer.logprobs(sequences, [1] * len(sequences), base=base))) for base in (False, True)
     )
     return math.exp((base - policy) / sum(len(ids) - 1 for ids in sequences))
 
@@ -88,7 +87,7 @@ def measure_held_out(trainer: Trainer, turns: Sequence[Turn]) -> dict[str, float
     Of a long reply only as much is read as fits into a micro-batch.
     """
     sequences = [[*turn.prompt_ids, *turn.reply_ids[: trainer.config.micro_batch_tokens]] for turn in turns]
-    scored = _logprobs(trainer, sequences, [len(turn.prompt_ids) for turn in turns])
+    scored = trainer.logprobs(sequences, [len(turn.prompt_ids) for turn in turns])
     return {str(turn.turn_id): sum(lps) / len(lps) for turn, lps in zip(turns, scored, strict=True)}
 
 
@@ -110,32 +109,6 @@ def preference_shift(
     if len(moved) < fewest or not good or not bad:
         return None
     return sum(good) / len(good) - sum(bad) / len(bad)
-
-
-def _logprobs(
-    trainer: Trainer, sequences: Sequence[Sequence[int]], starts: Sequence[int], *, base: bool = False
-) -> Iterator[list[float]]:
-    """Log-probs of ids[start:] of each sequence, in order, in passes of about a micro-batch."""
-    first = 0
-    while first < len(sequences):
-        last, tokens = first + 1, len(sequences[first])
-        while last < len(sequences) and tokens + len(sequences[last]) <= trainer.config.micro_batch_tokens:
-            tokens += len(sequences[last])
-            last += 1
-        group = list(zip(sequences[first:last], starts[first:last], strict=True))
-        keep: list[int] = []
-        at = 0
-        for ids, start in group:
-            keep.extend(range(at + start - 1, at + len(ids) - 1))
-            at += len(ids)
-        with torch.no_grad():
-            logprobs_NV = trainer.logits([ids for ids, _ in group], keep, base=base).log_softmax(-1)
-        targets = torch.tensor([t for ids, start in group for t in ids[start:]], device=logprobs_NV.device)
-        found = logprobs_NV.gather(1, targets[:, None])[:, 0].tolist()
-        for ids, start in group:
-            yield found[: len(ids) - start]
-            found = found[len(ids) - start :]
-        first = last
 
 
 async def examine(engine: Engine, version: int, folder: Path, config: GateConfig, *, exact: bool) -> GateResult:

@@ -1,10 +1,8 @@
-"""One update: samples in, new adapter weights out.
+"""One update: samples in, new weights out.
 
-For every micro-batch of turns, through the same packed forward pass that the engine decodes with:
-
-    base      prompt + reply, adapter off            -> log-probs to stay near          no gradient
-    teacher   prompt with the hint + reply           -> log-probs to move towards       no gradient
-    student   prompt + reply                         -> log-probs, and the loss         gradient
+The update's turns are cut into micro-batches of turns that share as much as can be (`tree.grouped`). Each is read by
+student, base and teacher (`passes`), through the same attention that the engine decodes with, and gives its part of the
+loss: a sum of named terms, each over its own tokens.
 
 The teacher is the policy as it stood when the update began, a moving average of it, or the base. All three are scored
 on the sampled token ids, at the temperature they were sampled with. It reads one hinted prompt of a turn, or each in
@@ -15,22 +13,20 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, fields
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
-from peft import PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 from torch import Tensor
 
 from nextstate.config import LearnConfig
-from nextstate.engines.adapters import lora_config
 from nextstate.engines.model import LoadedModel
-from nextstate.engines.packed import forward_packed
+from nextstate.engines.packed import RowKeys, forward_packed
 from nextstate.learn.baseline import advantages, updated
-from nextstate.learn.batches import Row, make_row, mean_log_ratio, micro_batches, token_weights
-from nextstate.learn.hints import best_by_token, best_for_reply, overlap, shared
+from nextstate.learn.batches import Row, make_row, mean_log_ratio, token_weights
+from nextstate.learn.lean import make_lean
 from nextstate.learn.objectives.anchor import anchor_kl
 from nextstate.learn.objectives.distillation import (
     sampled_distillation,
@@ -38,38 +34,25 @@ from nextstate.learn.objectives.distillation import (
     topk_distillation,
 )
 from nextstate.learn.objectives.policy_gradient import importance_weights, policy_gradient
+from nextstate.learn.passes import MicroBatch, Taught, Teaching
+from nextstate.learn.scoring import Scorer, score_replies
+from nextstate.learn.tree import grouped
+from nextstate.learn.weights import swapped, trainable
 from nextstate.store.learning import Sample
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Scored:
     """What a row's first pass found; later optimiser steps of the same update are measured against it."""
 
     old_N: Tensor
-    base_N: Tensor
-    top_NK: Tensor
-    """Ids of the K tokens that the teacher corrects."""
+    base_N: Tensor | None
+    """None where nothing is to stay near the base."""
+    taught: Taught
     old_top_NK: Tensor
-    teacher_N: Tensor
-    teacher_top_NK: Tensor
-    """NaN without a teacher, and where a token is outside the subset."""
-    hint_N: Tensor
-    """Which of the row's hinted prompts the teacher read for each token; without a teacher, 0."""
+    """Log-probs of the tokens that the teacher corrects."""
     log_ratio: float
     """Mean nats a live token that the weights of the update's beginning give more than the sampler's gave."""
-
-
-@dataclass(slots=True)
-class _Reading:
-    """What the teacher makes of a row's reply after one hinted prompt: all that is kept of [N, V]."""
-
-    sampled_N: Tensor
-    """Log-probs of the sampled tokens."""
-    top_NK: Tensor
-    """Ids of its K most likely tokens."""
-    top_logprobs_NK: Tensor
-    student_top_logprobs_NK: Tensor
-    """Log-probs of the student's K most likely tokens."""
 
 
 @dataclass(slots=True)
@@ -81,28 +64,53 @@ class _Totals:
         self.terms[name] = self.terms.get(name, 0.0) + float(value.detach())
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """What weights have been trained on since the base, all updates behind them together."""
+
+    updates: int = 0
+    steps: int = 0
+    """Of the optimiser."""
+    turns: int = 0
+    reply_tokens: int = 0
+
+    def after(self, *, steps: int, turns: int, reply_tokens: int) -> Trained:
+        """The same after one more update."""
+        return Trained(
+            updates=self.updates + 1,
+            steps=self.steps + steps,
+            turns=self.turns + turns,
+            reply_tokens=self.reply_tokens + reply_tokens,
+        )
+
+
 class Trainer:
-    """The policy's trainable copy: base weights with one LoRA adapter, its optimiser, and the baselines."""
+    """The policy in training: its weights, their optimiser, the baselines, and what it has been trained on."""
 
     def __init__(self, loaded: LoadedModel, config: LearnConfig) -> None:
         self.loaded, self.config = loaded, config
         torch.manual_seed(config.seed)
-        self.model: PeftModel = get_peft_model(loaded.model, lora_config(config.rank, config.alpha, config.targets))
+        self.weights = trainable(loaded, config)
+        self.model = self.weights.model
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(
             self.parameters, lr=config.learning_rate, betas=(0.9, 0.98), weight_decay=0.0
         )
+        make_lean(self.model, bfloat16=config.bfloat16)
+        self.scorer = Scorer(self.model, bfloat16=config.bfloat16)
+        self._teaching = Teaching(scorer=self.scorer, config=config, base=self.weights.as_base, average=self._averaged)
         self.baselines: dict[str, float] = {}
+        self.trained = Trained()
         self.average: dict[str, Tensor] | None = None
         """The moving average of `parameters`, by name and in their order; None unless the teacher is one."""
         self.average_anew()
-        self._untrained = {k: v.clone() for k, v in get_peft_model_state_dict(self.model).items()}
 
     def start_over(self) -> None:
-        """Back to the base: a fresh adapter, which changes nothing until it is trained."""
-        set_peft_model_state_dict(self.model, self._untrained)
+        """Back to the base."""
+        self.weights.start_over()
         self.optimizer.state.clear()
         self.baselines = {}
+        self.trained = Trained()
         self.average_anew()
 
     def average_anew(self) -> None:
@@ -128,7 +136,8 @@ class Trainer:
         rewards = [(sample.user, sample.reward) for sample in samples]
         rows = [
             make_row(
-                sample,
+                # Without a teacher in the loss, no hint is read.
+                sample if self.config.objective != "binary" else replace(sample, hints=()),
                 advantage,
                 self.loaded.tokenizer,
                 oldest_version=oldest_version,
@@ -144,6 +153,9 @@ class Trainer:
         self.baselines = updated(self.baselines, [rewards[i] for i in kept], rate=self.config.baseline_rate)
         if kept:
             self._move_average()
+            self.trained = self.trained.after(
+                steps=self.config.steps, turns=len(kept), reply_tokens=sum(len(rows[i].reply_ids) for i in kept)
+            )
         seconds = time.monotonic() - started
         return {
             **steps[0],
@@ -155,52 +167,51 @@ class Trainer:
             "turns_off_policy": len(off_policy),
             "off_policy": {str(samples[i].turn.turn_id): ratio for i, ratio in off_policy.items()},
             "hints_read": {
-                str(sample.turn.turn_id): sorted({row.hint_numbers[n] for n in scored[i].hint_N.tolist()})
+                str(sample.turn.turn_id): sorted({row.hint_numbers[n] for n in scored[i].taught.hint_N.tolist()})
                 for i, (sample, row) in enumerate(zip(samples, rows, strict=True))
                 if row.hinted_prompts
             },
+            "trained_in_all": asdict(self.trained),
             "seconds": round(seconds, 3),
         }
 
     def _move_average(self) -> None:
         """average += rate * (parameters - average).
 
-        Of the two factors of every adapter layer, as others keep it too: their product is not the average of the
+        With LoRA of the two factors of every layer, as others keep it too: their product is not the average of the
         products, and near enough where the factors move little within 1 / rate updates.
         """
         if self.average is not None:
             for average, parameter in zip(self.average.values(), self.parameters, strict=True):
                 average.lerp_(parameter.detach(), self.config.average_rate)
 
-    @contextmanager
-    def _averaged(self) -> Iterator[None]:
-        """Within, forward passes without gradient compute with the moving average, where there is one.
+    def _averaged(self) -> AbstractContextManager[None]:
+        """Within, forward passes without gradient compute with the moving average, where there is one."""
+        return nullcontext() if self.average is None else swapped(self.parameters, list(self.average.values()))
 
-        Storages are swapped and nothing is written into one, so that a graph recorded before keeps the values that it
-        was computed with.
-        """
-        if self.average is None:
-            yield
-            return
-        own = [parameter.data for parameter in self.parameters]
+    def rehearse(self, tokens: int) -> None:
+        """Compute what an update on one turn of so many tokens computes, most of them reply, and change nothing."""
+        ids = tuple(n % 100 for n in range(max(2, tokens)))
+        prompt = min(8, len(ids) - 1)
+        row = Row(
+            prompt_ids=ids[:prompt],
+            hinted_prompts=(ids[:prompt],),
+            hint_numbers=(0,),
+            reply_ids=ids[prompt:],
+            sampled_logprobs=(-1.0,) * (len(ids) - prompt),
+            live=(True,) * (len(ids) - prompt),
+            temperature=1.0,
+            advantage=1.0,
+        )
         try:
-            for parameter, average in zip(self.parameters, self.average.values(), strict=True):
-                parameter.data = average
-            yield
+            self._backward([row], {}, _Totals())
         finally:
-            for parameter, data in zip(self.parameters, own, strict=True):
-                parameter.data = data
+            self.optimizer.zero_grad(set_to_none=True)
 
     def _step(self, rows: Sequence[Row], scored: dict[int, _Scored]) -> dict[str, Any]:
         totals = _Totals()
-        per_turn = token_weights(rows, with_teacher=False)
-        per_taught = token_weights(rows, with_teacher=True)
         self.optimizer.zero_grad(set_to_none=True)
-        for group in micro_batches(rows, max_tokens=self.config.micro_batch_tokens):
-            loss = self._loss(rows, group, scored, per_turn, per_taught, totals)
-            if not torch.isfinite(loss):
-                raise FloatingPointError(f"the loss became {float(loss)}; the update was given up")
-            loss.backward()  # type: ignore[no-untyped-call]
+        self._backward(rows, scored, totals)
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm))
         if not math.isfinite(norm):
             raise FloatingPointError(f"the gradient's norm became {norm}; the update was given up")
@@ -208,6 +219,16 @@ class Trainer:
         if not all(self._off_policy(scored[i]) for i in range(len(rows))):
             self.optimizer.step()
         return {**totals.terms, "grad_norm": norm, "tokens_computed": totals.tokens}
+
+    def _backward(self, rows: Sequence[Row], scored: dict[int, _Scored], totals: _Totals) -> None:
+        """Add the gradient of the loss over all rows."""
+        per_turn = token_weights(rows, with_teacher=False)
+        per_taught = token_weights(rows, with_teacher=True)
+        for group in grouped([row.sequence for row in rows], max_rows=self.config.micro_batch_tokens):
+            loss = self._loss(rows, group, scored, per_turn, per_taught, totals)
+            if not torch.isfinite(loss):
+                raise FloatingPointError(f"the loss became {float(loss)}; the update was given up")
+            loss.backward()  # type: ignore[no-untyped-call]
 
     def _loss(
         self,
@@ -220,161 +241,82 @@ class Trainer:
     ) -> Tensor:
         """The part of the update's loss that a micro-batch brings; the parts add up."""
         config = self.config
-        logprobs_NV = self._reply_logprobs([rows[i] for i in group], totals)
-        new = [i for i in group if i not in scored]
-        if new:
-            self._score_first(rows, group, logprobs_NV.detach(), scored, totals)
-        device = logprobs_NV.device
-        ids_N = torch.tensor([t for i in group for t in rows[i].reply_ids], device=device)
+        batch = MicroBatch([rows[i] for i in group], self.parameters[0])
+        first = group[0] not in scored
+        keys = RowKeys()
+        hidden_NH = self.scorer.hidden(batch.tree, remember=keys)
+        totals.tokens += len(batch.tree)
+        hidden_PH = hidden_NH[batch.places]
+        if first:
+            base_P, taught, tokens = self._teaching.read(batch, hidden_NH.detach(), keys)
+            totals.tokens += tokens
+        else:
+            taught = [scored[i].taught for i in group]
+            bases = [base_N for i in group if (base_N := scored[i].base_N) is not None]
+            base_P = torch.cat(bases) if bases else None
+        top_PK = torch.cat([t.top_NK for t in taught])
+        ids_PM = torch.cat([batch.ids_P[:, None], top_PK], 1)
+        logprobs_PM = self.scorer.score(hidden_PH, ids_PM, batch.temperature_P).logprobs_PM
+        if first:
+            bases_of = [None] * len(group) if base_P is None else batch.split(base_P)
+            parts = zip(group, batch.split(logprobs_PM.detach()), bases_of, taught, strict=True)
+            for i, old_NM, base_N, of_teacher in parts:
+                ratio = mean_log_ratio(old_NM[:, 0].tolist(), rows[i].sampled_logprobs, rows[i].live)
+                scored[i] = _Scored(old_NM[:, 0], base_N, of_teacher, old_NM[:, 1:], ratio)
         seen = [scored[i] for i in group]
-        old_N = torch.cat([s.old_N for s in seen])
-        live = [ok and not self._off_policy(scored[i]) for i in group for ok in rows[i].live]
-        live_N = torch.tensor(live, device=device, dtype=torch.float32)
-        sampled_N = torch.tensor([lp for i in group for lp in rows[i].sampled_logprobs], device=device)
-        importance_N = importance_weights(old_N, sampled_N, cap=config.importance_cap)
-        turn_N = self._spread(rows, group, per_turn, device) * live_N
-        taught_N = self._spread(rows, group, per_taught, device) * live_N
-        advantages_N = self._spread(rows, group, [row.advantage for row in rows], device)
-        logprobs_N = logprobs_NV.gather(1, ids_N[:, None])[:, 0]
+        logprobs_P, student_PK = logprobs_PM[:, 0], logprobs_PM[:, 1:]
+        old_P = torch.cat([s.old_N for s in seen])
+        live = [float(ok and not self._off_policy(scored[i])) for i in group for ok in rows[i].live]
+        live_P = batch.numbers(live)
+        sampled_P = batch.numbers([lp for row in batch.rows for lp in row.sampled_logprobs])
+        importance_P = importance_weights(old_P, sampled_P, cap=config.importance_cap)
+        turn_P = batch.spread([per_turn[i] for i in group]) * live_P
+        taught_P = batch.spread([per_taught[i] for i in group]) * live_P
+        advantages_P = batch.spread([row.advantage for row in batch.rows])
         clip = {"clip_low": config.clip_low, "clip_high": config.clip_high}
 
         terms: dict[str, tuple[float, Tensor]] = {}
         if config.objective in ("binary", "hybrid"):
-            term = policy_gradient(logprobs_N, old_N, advantages_N, turn_N * importance_N, **clip)
+            term = policy_gradient(logprobs_P, old_P, advantages_P, turn_P * importance_P, **clip)
             terms["policy_gradient"] = config.reward_weight, term
         if config.objective in ("distillation", "hybrid"):
-            weights_N = taught_N * importance_N
+            weights_P = taught_P * importance_P
+            teacher_PK = torch.cat([t.top_logprobs_NK for t in taught])
             if config.distillation == "sampled":
-                teacher_N = torch.cat([s.teacher_N for s in seen])
-                term = sampled_distillation(logprobs_N, old_N, teacher_N, weights_N, gap_clip=config.gap_clip, **clip)
+                teacher_P = torch.cat([t.logprobs_N for t in taught])
+                term = sampled_distillation(logprobs_P, old_P, teacher_P, weights_P, gap_clip=config.gap_clip, **clip)
+            elif config.distillation == "topk":
+                term = topk_distillation(
+                    student_PK, teacher_PK, weights_P, divergence=config.divergence, alpha=config.jsd_alpha
+                )
             else:
-                student_NK = logprobs_NV.gather(1, torch.cat([s.top_NK for s in seen]))
-                teacher_NK = torch.cat([s.teacher_top_NK for s in seen])
-                if config.distillation == "topk":
-                    term = topk_distillation(
-                        student_NK, teacher_NK, weights_N, divergence=config.divergence, alpha=config.jsd_alpha
-                    )
-                else:
-                    old_NK = torch.cat([s.old_top_NK for s in seen])
-                    term = subset_distillation(
-                        student_NK, old_NK, teacher_NK, weights_N, gap_clip=config.gap_clip, **clip
-                    )
+                old_PK = torch.cat([s.old_top_NK for s in seen])
+                term = subset_distillation(student_PK, old_PK, teacher_PK, weights_P, gap_clip=config.gap_clip, **clip)
             terms["distillation"] = config.teacher_weight, term
-        base_N = torch.cat([s.base_N for s in seen])
-        terms["anchor_kl"] = config.kl_weight, anchor_kl(logprobs_N, base_N, turn_N)
+        if base_P is not None:
+            terms["anchor_kl"] = config.kl_weight, anchor_kl(logprobs_P, base_P, turn_P)
+            totals.add("mean_log_ratio_to_base", ((old_P - base_P) * turn_P).sum())
         for name, (_, term) in terms.items():
             totals.add(name, term)
-        totals.add("mean_log_ratio_to_base", ((old_N - base_N) * turn_N).sum())
-        totals.add("importance", (importance_N * turn_N).sum())
+        totals.add("importance", (importance_P * turn_P).sum())
         return torch.stack([weight * term for weight, term in terms.values()]).sum()
-
-    def _score_first(
-        self, rows: Sequence[Row], group: Sequence[int], old_NV: Tensor, scored: dict[int, _Scored], totals: _Totals
-    ) -> None:
-        """Base and teacher on these rows, and the student as it stands at the update's beginning."""
-        config = self.config
-        with torch.no_grad():
-            base_NV = self._reply_logprobs([rows[i] for i in group], totals, base=True)
-            tokens = [len(rows[i].reply_ids) for i in group]
-            olds, bases = dict(zip(group, torch.split(old_NV, tokens), strict=True)), torch.split(base_NV, tokens)
-            tops = {i: old.topk(config.top_k, dim=-1).indices for i, old in olds.items()}
-            readings = self._read_hints(rows, group, tops, totals)
-            for i, base in zip(group, bases, strict=True):
-                old, top_NK = olds[i], tops[i]
-                ids_N1 = torch.tensor(rows[i].reply_ids, device=old.device)[:, None]
-                hint_N = torch.zeros(len(old), dtype=torch.long, device=old.device)
-                teacher_N = torch.full_like(old[:, 0], torch.nan)
-                teacher_top_NK = torch.full_like(top_NK, torch.nan, dtype=old.dtype)
-                if readings[i]:
-                    hint_N = self._choose_hint(rows[i], top_NK, readings[i])
-                    reading = _chosen(hint_N, readings[i])
-                    teacher_N, teacher_top_NK = reading.sampled_N, reading.student_top_logprobs_NK
-                    if config.distillation == "topk" or config.subset == "teacher":
-                        top_NK, teacher_top_NK = reading.top_NK, reading.top_logprobs_NK
-                    elif config.subset == "intersection":
-                        teacher_top_NK = teacher_top_NK.masked_fill(~shared(top_NK, reading.top_NK), torch.nan)
-                old_N = old.gather(1, ids_N1)[:, 0]
-                scored[i] = _Scored(
-                    old_N=old_N,
-                    base_N=base.gather(1, ids_N1)[:, 0],
-                    top_NK=top_NK,
-                    old_top_NK=old.gather(1, top_NK),
-                    teacher_N=teacher_N,
-                    teacher_top_NK=teacher_top_NK,
-                    hint_N=hint_N,
-                    log_ratio=mean_log_ratio(old_N.tolist(), rows[i].sampled_logprobs, rows[i].live),
-                )
 
     def _off_policy(self, seen: _Scored) -> bool:
         return abs(seen.log_ratio) > self.config.max_log_ratio
 
-    def _read_hints(
-        self, rows: Sequence[Row], group: Sequence[int], student_tops: Mapping[int, Tensor], totals: _Totals
-    ) -> dict[int, list[_Reading]]:
-        """The teacher on every hinted prompt of every row; one pass for all first ones, one for all second ones, ..."""
-        readings: dict[int, list[_Reading]] = {i: [] for i in group}
-        for n in range(max(len(rows[i].hinted_prompts) for i in group)):
-            taught = [i for i in group if len(rows[i].hinted_prompts) > n]
-            by_base = self.config.teacher == "base"
-            with self._averaged():
-                teacher_NV = self._reply_logprobs([rows[i] for i in taught], totals, hint=n, base=by_base)
-            parts = torch.split(teacher_NV, [len(rows[i].reply_ids) for i in taught])
-            for i, teacher in zip(taught, parts, strict=True):
-                ids_N1 = torch.tensor(rows[i].reply_ids, device=teacher.device)[:, None]
-                top = teacher.topk(self.config.top_k, dim=-1)
-                readings[i].append(
-                    _Reading(
-                        sampled_N=teacher.gather(1, ids_N1)[:, 0],
-                        top_NK=top.indices,
-                        top_logprobs_NK=top.values,
-                        student_top_logprobs_NK=teacher.gather(1, student_tops[i]),
-                    )
-                )
-        return readings
-
-    def _choose_hint(self, row: Row, top_NK: Tensor, readings: Sequence[_Reading]) -> Tensor:
-        """[N] the number of a hinted prompt for every token of a row."""
-        overlaps_HN = torch.stack([overlap(top_NK, reading.top_NK) for reading in readings])
-        if self.config.hint_choice == "overlap_by_token":
-            return best_by_token(overlaps_HN)
-        live_N = torch.tensor(row.live, device=top_NK.device)
-        return torch.full_like(top_NK[:, 0], best_for_reply(overlaps_HN * live_N))
-
     def logits(self, sequences: Sequence[Sequence[int]], keep: Sequence[int], *, base: bool = False) -> Tensor:
-        """[K, V] unscaled logits in float32 at chosen rows of packed sequences, with or without the adapter."""
-        with self.model.disable_adapter() if base else nullcontext():
+        """[K, V] unscaled logits in float32 at chosen rows of packed sequences, with or without what was learned."""
+        with self.weights.as_base() if base else nullcontext():
             return forward_packed(self.model, sequences, keep).float()
 
-    def _reply_logprobs(
-        self, rows: Sequence[Row], totals: _Totals, *, hint: int | None = None, base: bool = False
-    ) -> Tensor:
-        """[N, V] log-probs at the reply positions of all rows, each at its own temperature.
-
-        Args:
-            hint: after the hinted prompts of that number; None: after the prompts that were answered.
-        """
-        sequences: list[list[int]] = []
-        keep: list[int] = []
-        start = 0
-        for row in rows:
-            prompt = row.prompt_ids if hint is None else row.hinted_prompts[hint]
-            # The last reply token is predicted, never read.
-            sequences.append([*prompt, *row.reply_ids[:-1]])
-            keep.extend(range(start + len(prompt) - 1, start + len(sequences[-1])))
-            start += len(sequences[-1])
-        totals.tokens += start
-        logits_NV = self.logits(sequences, keep, base=base)
-        temperature_N1 = torch.tensor([[row.temperature] for row in rows for _ in row.reply_ids])
-        return (logits_NV / temperature_N1.to(logits_NV.device)).log_softmax(-1)
-
-    @staticmethod
-    def _spread(rows: Sequence[Row], group: Sequence[int], per_row: Sequence[float], device: torch.device) -> Tensor:
-        """One number a row becomes one number a reply token: [N]."""
-        return torch.tensor([per_row[i] for i in group for _ in rows[i].reply_ids], device=device)
-
-
-def _chosen(hint_N: Tensor, readings: Sequence[_Reading]) -> _Reading:
-    """For each token, what the teacher makes of it after the hint it was given."""
-    at_N = torch.arange(len(hint_N), device=hint_N.device)
-    parts = {f.name: torch.stack([getattr(reading, f.name) for reading in readings]) for f in fields(_Reading)}
-    return _Reading(**{name: part[hint_N, at_N] for name, part in parts.items()})
+    def logprobs(
+        self, sequences: Sequence[Sequence[int]], starts: Sequence[int], *, base: bool = False
+    ) -> list[list[float]]:
+        """Log-probs of ids[start:] of each sequence at temperature 1, with or without what was learned."""
+        found: list[list[float]] = [[]] * len(sequences)
+        with self.weights.as_base() if base else nullcontext():
+            for group in grouped([ids[:-1] for ids in sequences], max_rows=self.config.micro_batch_tokens):
+                parts = score_replies(self.scorer, [sequences[i] for i in group], [starts[i] for i in group])
+                for i, part in zip(group, parts, strict=True):
+                    found[i] = part
+        return found

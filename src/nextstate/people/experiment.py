@@ -64,7 +64,7 @@ class Run:
     method: Method
     seed: int
     """Of tasks, words and sampling. Runs that differ in nothing but the method have the same tasks."""
-    sessions: int = 40
+    sessions: int = 24
     """Of each persona."""
     round_sessions: int = 8
     """Of each persona, at once; the model learns between rounds."""

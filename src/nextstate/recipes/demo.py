@@ -21,7 +21,6 @@ import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +39,8 @@ from nextstate.people.questions import Question, held_out_questions, training_qu
 from nextstate.people.simulated import SimulatedUser
 from nextstate.people.wishes import SHORT
 from nextstate.report import learning as report_learning
-from nextstate.report.learning import Check, LearningReport, SideBySide, UpdateLine
+from nextstate.report.account import account
+from nextstate.report.learning import Check, LearningReport, SideBySide
 from nextstate.report.stats import Rate, improvement_p, quantile
 from nextstate.store import learning, status, timing, turns
 from nextstate.store.store import Store
@@ -223,7 +223,6 @@ async def _report(
     perplexities = await _perplexities(store, settings, before, after)
     now = await store.read(status.status)
     clients = [*(t.answer for t in log), *before, *after]
-    versions = await store.read(learning.list_versions)
     gaps = [gap for turn in log for gap in turn.answer.gaps_s]
     firsts = [turn.answer.first_token_s for turn in log if turn.answer.first_token_s is not None]
     return LearningReport(
@@ -245,12 +244,11 @@ async def _report(
             *_sanity_checks(questions, before, after, perplexities),
             await _nothing_lost(store, now, clients),
         ),
-        updates=tuple(_update_line(row) for row in versions if row.update_id is not None),
         answers=tuple(
             SideBySide(question=q.text, before=b.reply, before_met=mb, after=a.reply, after_met=ma)
             for q, b, a, mb, ma in zip(questions, before, after, met_before, met_after, strict=True)
         ),
-        counts={**asdict(now), "accounted_for": now.accounted_for},
+        account=await store.read(account),
         timings={
             "correction_to_first_answer_that_learned_from_it_p50": quantile(
                 await store.read(timing.correction_to_behaviour), 0.5
@@ -334,21 +332,6 @@ async def _perplexities(
     finally:
         engine.stop()
     return found[0], found[1]
-
-
-def _update_line(row: Any) -> UpdateLine:
-    metrics, gate = row.metrics, row.gate or {}
-    names = ("policy_gradient", "distillation", "anchor_kl")
-    return UpdateLine(
-        version=row.version,
-        state=row.state,
-        turns=metrics["turns"],
-        mean_reward=metrics["mean_reward"],
-        terms={name: metrics[name] for name in names if name in metrics},
-        divergence=metrics["divergence"],
-        probe_difference=gate.get("probe_difference"),
-        seconds=metrics["seconds"],
-    )
 
 
 def main() -> None:

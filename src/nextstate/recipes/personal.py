@@ -13,16 +13,18 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from nextstate.config import Config
+from nextstate.config import Config, StoreConfig
 from nextstate.engines.adapters import lora_config
+from nextstate.engines.builtin import cache_dir
 from nextstate.engines.local import LocalEngine
 from nextstate.engines.model import LoadedModel, load, resolve
-from nextstate.judge.judge import EvidenceFirst, Judge
-from nextstate.judge.loop import judge_loop
+from nextstate.judge.judge import EvidenceFirst
+from nextstate.judge.loop import feedback_loop, judge_loop
 from nextstate.judge.sampled import SampledJudge
 from nextstate.judge.scored import ScoredJudge
 from nextstate.learn.publish import publish_loop, serve_newest
@@ -31,10 +33,14 @@ from nextstate.learn.watch import watch_loop
 from nextstate.serve.app import create_app
 from nextstate.serve.auth import check_bind, has_key
 from nextstate.serve.run import bind, serve_http
-from nextstate.store import judging, turns
-from nextstate.store.store import Store, bind_to_model, check_free, claim_folder, note
+from nextstate.store import forgetting, judging, turns
+from nextstate.store.store import Store, bind_to_model, bind_to_weights, check_free, claim_folder, note
 
 log = logging.getLogger(__name__)
+
+_EXPIRED_AT_ONCE = 20
+"""Sessions whose texts are removed in one transaction, which others wait for."""
+_EXPIRE_EVERY_S, _EXPIRE_AGAIN_S = 600.0, 0.2
 
 
 async def run(config: Config, say: Callable[[str], None]) -> None:
@@ -65,6 +71,7 @@ async def _run(
     config: Config, loaded: LoadedModel, store: Store, listener: socket.socket, say: Callable[[str], None]
 ) -> None:
     await store.write(bind_to_model, loaded.name, loaded.fingerprint)
+    await store.write(bind_to_weights, config.learn.weights)
     engine = make_engine(loaded, config)
     version = await serve_newest(store, engine, config.data)
     interrupted = await store.write(turns.close_interrupted)
@@ -82,6 +89,8 @@ async def _run(
             wake_judge=wake_judge.set,
         )
         loops: list[Coroutine[Any, Any, None]] = [serve_http(app, listener), end_idle_sessions(store, config)]
+        if config.store.max_age_days is not None or config.store.max_gb is not None:
+            loops.append(keep_going(store, "expire", lambda: expire_loop(store, config.store)))
         if config.learn.enabled:
             judge = make_judge(engine, loaded, config)
             exact = next(loaded.model.parameters()).dtype == torch.float32
@@ -92,6 +101,9 @@ async def _run(
                 ),
                 keep_trainer_running(store, config),
             ]
+            voter = judge.inner
+            if isinstance(voter, ScoredJudge):
+                loops.append(keep_going(store, "feedback", lambda: feedback_loop(store, voter)))
             if config.watch.enabled:
                 loops.append(keep_going(store, "watch", lambda: watch_loop(store, config.watch)))
         host, port = listener.getsockname()[:2]
@@ -133,32 +145,68 @@ async def keep_going(store: Store, name: str, loop: Callable[[], Coroutine[Any, 
 
 
 def make_engine(loaded: LoadedModel, config: Config) -> LocalEngine:
-    """The local engine with slots for the adapters to come."""
+    """The local engine with slots for the versions to come."""
     engine = LocalEngine(
         loaded,
         max_streams=config.engine.max_streams,
         prefix_cache_tokens=config.engine.prefix_cache_tokens,
         threads=config.engine.threads,
     )
-    engine.prepare_adapters(lora_config(config.learn.rank, config.learn.alpha, config.learn.targets))
+    if config.learn.weights == "full":
+        engine.prepare_full_weights()
+    else:
+        engine.prepare_adapters(lora_config(config.learn.rank, config.learn.alpha, config.learn.targets))
     return engine
 
 
-def make_judge(engine: LocalEngine, loaded: LoadedModel, config: Config) -> Judge:
-    """Facts first, then votes: of an endpoint where one is configured, else of the local base weights."""
-    if config.judge.base_url is not None:
+def make_judge(engine: LocalEngine | None, loaded: LoadedModel | None, config: Config) -> EvidenceFirst:
+    """Facts first, then votes: of an endpoint where one is configured, else of the local base weights.
+
+    Args:
+        engine: with its model; None where an endpoint is configured and no model was loaded.
+    """
+    if config.judge.base_url is not None or engine is None or loaded is None:
         key = config.judge.api_key
-        return EvidenceFirst(
-            SampledJudge(
-                base_url=config.judge.base_url,
-                model=config.judge.model,
-                api_key=key.get_secret_value() if key is not None else "",
-                votes=config.judge.votes,
-                deadline_s=config.judge.deadline_s,
-                max_concurrency=config.judge.concurrency,
-            )
+        inner: SampledJudge | ScoredJudge = SampledJudge(
+            base_url=config.judge.base_url or "",
+            model=config.judge.model,
+            api_key=key.get_secret_value() if key is not None else "",
+            votes=config.judge.votes,
+            deadline_s=config.judge.deadline_s,
+            max_concurrency=config.judge.concurrency,
         )
-    return EvidenceFirst(ScoredJudge(engine, loaded.tokenizer, model=loaded.name))
+    else:
+        inner = ScoredJudge(
+            engine,
+            loaded.tokenizer,
+            model=loaded.name,
+            heads=heads_dir(),
+            learned=config.data / "judge-head.safetensors",
+        )
+    return EvidenceFirst(inner, data_results=config.judge.data_results)
+
+
+def heads_dir() -> Path:
+    """Where heads are kept that `nextstate judge fit` has made."""
+    return cache_dir() / "judge-heads"
+
+
+async def expire_loop(store: Store, limits: StoreConfig) -> None:
+    """Keep conversations no longer, and no more of them, than the configuration says.
+
+    reads    the sessions that have been quiet longest
+    writes   tombstones in the place of their turns, and an event
+    waits    ten minutes, unless there was much to do
+    crash    what is left expires a little later
+    """
+    while True:
+        expired = 0
+        if limits.max_age_days is not None:
+            since = time.time() - limits.max_age_days * 86_400
+            expired += await store.write(forgetting.expire_old, quiet_since=since, limit=_EXPIRED_AT_ONCE)
+        if limits.max_gb is not None and await store.read(forgetting.stored_bytes) > limits.max_gb * 1e9:
+            expired += await store.write(forgetting.expire_old, quiet_since=time.time(), limit=_EXPIRED_AT_ONCE)
+        await asyncio.sleep(_EXPIRE_AGAIN_S if expired else _EXPIRE_EVERY_S)
 
 
 async def end_idle_sessions(store: Store, config: Config) -> None:

@@ -11,10 +11,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from rich.console import Console
 from rich.table import Table
 
+from nextstate.report import account
+from nextstate.report.account import Account, number
 from nextstate.report.stats import Rate
 
 
@@ -42,21 +43,6 @@ class SideBySide:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateLine:
-    """One version and the update that made it."""
-
-    version: int
-    state: str
-    turns: int
-    mean_reward: float
-    terms: dict[str, float]
-    divergence: float
-    """nats a token from the base, on the probe."""
-    probe_difference: float | None
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LearningReport:
     model: str
     wish: str
@@ -67,10 +53,9 @@ class LearningReport:
     p_value: float
     """One-sided exact sign test over the paired answers."""
     checks: tuple[Check, ...]
-    updates: tuple[UpdateLine, ...]
     answers: tuple[SideBySide, ...]
-    counts: dict[str, Any]
-    """Turns trained, waiting and left out by reason; verdicts; updates."""
+    account: Account
+    """What the store knows: turns and why they were not trained, versions, verdicts."""
     timings: dict[str, float | None]
     """Seconds; the names say of what."""
 
@@ -83,21 +68,15 @@ def write(report: LearningReport, folder: Path) -> tuple[Path, Path]:
     """report.html and report.json in a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     html, data = folder / "report.html", folder / "report.json"
-    environment = Environment(
-        loader=PackageLoader("nextstate.report", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    )
-    html.write_text(environment.get_template("learning.html.jinja").render(report=report))
+    html.write_text(account.page("learning.html.jinja", report=report))
     data.write_text(json.dumps(as_json(report), indent=1))
     return html, data
 
 
 def as_json(report: LearningReport) -> dict[str, Any]:
     """The report for programs, with shares and intervals worked out."""
-    rates = {
-        name: {**asdict(rate), "share": rate.share, "interval_95": rate.interval}
-        for name, rate in (("before", report.before), ("after", report.after))
-    }
-    return {**asdict(report), **rates, "passed": report.passed}
+    rates = {"before": report.before.as_json(), "after": report.after.as_json()}
+    return {**asdict(report), **rates, "account": account.as_json(report.account), "passed": report.passed}
 
 
 def show(report: LearningReport, console: Console, *, examples: int = 4) -> None:
@@ -117,7 +96,7 @@ def show(report: LearningReport, console: Console, *, examples: int = 4) -> None
             console.print(f"    {mark} v{version}: {shown}", markup=False, highlight=False)
     table = Table("check", "version 0", f"version {report.newest_version}", "allowed", "", title="\nChecks")
     for check in report.checks:
-        table.add_row(check.name, _number(check.before), _number(check.after), check.bound, _mark(check.passed))
+        table.add_row(check.name, number(check.before), number(check.after), check.bound, _mark(check.passed))
     console.print(table)
 
 
@@ -125,10 +104,6 @@ def side_by_side(report: LearningReport, n: int) -> Sequence[SideBySide]:
     """Every k-th pair, so that what is shown was not picked."""
     step = max(1, len(report.answers) // n)
     return report.answers[::step][:n]
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.3g}"
 
 
 def _mark(passed: bool) -> str:

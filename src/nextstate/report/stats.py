@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 _Z95 = 1.959963985
 
@@ -30,6 +31,9 @@ class Rate:
         middle = (p + z * z / (2 * n)) / (1 + z * z / n)
         half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
         return max(0.0, middle - half), min(1.0, middle + half)
+
+    def as_json(self) -> dict[str, Any]:
+        return {"hits": self.hits, "total": self.total, "share": self.share, "interval_95": self.interval}
 
     def __str__(self) -> str:
         if not self.total:

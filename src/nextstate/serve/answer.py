@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -31,6 +32,8 @@ from nextstate.collect.spine import answer_spine, request_spine
 from nextstate.errors import ContextLengthExceeded, EngineFault, GrammarError, SamplingError
 from nextstate.serve.errors import ApiError
 from nextstate.serve.services import Services
+from nextstate.store.forgetting import is_forgotten
+from nextstate.store.store import note
 from nextstate.store.turns import NewTurn, Placement, end_session, finish_turn, leave_out, open_turn
 from nextstate.types import FinishReason, Message, PolicyRef, Sampling, SkipReason, TokenChunk, TokenIds
 
@@ -90,10 +93,15 @@ async def open_answer(services: Services, ask: Ask) -> Answer:
             field = "tools" if ask.tools else "response_format"
             raise ApiError(400, str(error), param=field, code="invalid_schema") from error
         raise ApiError(400, str(error)) from error
-    answer = Answer(services, ask, prompt, received_at)
+    # From here on, what is told of the request is what may be stored; the prompt stays whole, for the engine.
+    redacted: Counter[str] = Counter()
+    if services.redactor.patterns:
+        ask = await asyncio.to_thread(_redact, services, ask, redacted)
+    answer = Answer(services, ask, prompt, received_at, redacted)
     services.answers.add(answer)
     try:
-        turn_id, session_id, session_key, placement = await services.store.write(_open, services, ask, prompt)
+        kept = () if redacted else prompt
+        turn_id, session_id, session_key, placement = await services.store.write(_open, services, ask, kept)
     except BaseException:
         services.answers.discard(answer)
         raise
@@ -105,8 +113,17 @@ async def open_answer(services: Services, ask: Ask) -> Answer:
     return answer
 
 
+def _redact(services: Services, ask: Ask, found: Counter[str]) -> Ask:
+    """A request without what must not be stored; `found` is counted up by what was taken out."""
+    messages = tuple(services.redactor.message(message, found) for message in ask.incoming.messages)
+    return replace(ask, incoming=replace(ask.incoming, messages=messages))
+
+
 def _open(db: Connection, services: Services, ask: Ask, prompt: TokenIds) -> tuple[int, int, str, Placement]:
-    placement = place(db, ask.incoming) if ask.beside is None else _beside(ask.beside)
+    beside = ask.beside
+    if beside is not None and is_forgotten(db, beside.turn_id):
+        beside = None
+    placement = place(db, ask.incoming) if beside is None else _beside(beside)
     if not ask.learn:
         # What it says must not teach either: not as a verdict on the answer before it, and not as a hint.
         placement = replace(placement, next_state=(), source=None)
@@ -146,8 +163,16 @@ class SampledToken:
 class Answer:
     """A turn that is being answered. `start` it once; read `events` once, or `abandon` it."""
 
-    def __init__(self, services: Services, ask: Ask, prompt: TokenIds, received_at: float) -> None:
+    def __init__(
+        self, services: Services, ask: Ask, prompt: TokenIds, received_at: float, redacted: Counter[str]
+    ) -> None:
+        """Args:
+        ask: as it may be stored.
+        prompt: as the model reads it.
+        redacted: what was taken out of `ask`, by kind.
+        """
         self._services, self._ask, self._prompt = services, ask, prompt
+        self._redacted = redacted
         self._received_at = received_at
         self._events: asyncio.Queue[AnswerEvent | Exception | None] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
@@ -239,7 +264,7 @@ class Answer:
         except Exception as error:
             # A fault that is not the engine's is a bug of ours: its turn gets a row all the same.
             if not isinstance(error, EngineFault):
-                log.exception("turn %d failed", self.turn_id)
+                log.exception("turn %d failed", self.turn_id, extra={"turn_id": self.turn_id})
             detail = str(error) if isinstance(error, EngineFault) else f"The server failed: {error!r}."
             try:
                 # Before the client hears of it: it may ask again at once, and that is then a retry.
@@ -338,18 +363,28 @@ class Answer:
                 self.parts.append(event)
 
     def _close(self, db: Connection, finish: FinishReason) -> None:
+        message = self._services.redactor.message(self.message, self._redacted)
+        # Tokens say what the text says. Those of a turn that held what must not be stored are not stored either.
+        kept = None if not self._redacted else 0
         finish_turn(
             db,
             self.turn_id,
-            answer=self.message,
+            answer=message,
             malformed_calls=len(self._parser.malformed) if self._parser is not None else 0,
-            answer_spine=answer_spine(self._ask.incoming.messages, self.message),
-            reply_ids=tuple(self._ids),
-            reply_logprobs=self._logprobs,
-            reply_versions=self._versions,
+            answer_spine=answer_spine(self._ask.incoming.messages, message),
+            reply_ids=tuple(self._ids[:kept]),
+            reply_logprobs=self._logprobs[:kept],
+            reply_versions=self._versions[:kept],
             finish_reason=finish,
-            counted_tokens=self._counted,
+            counted_tokens=self._counted if kept is None else kept,
         )
+        if self._redacted:
+            self._services.metrics.count_redactions(self._redacted)
+            note(db, "redacted", self.turn_id, kinds=dict(self._redacted))
+            # What was not finished, or is work on the side, says so: later requests are placed by that.
+            if finish is not FinishReason.ABORTED and self.placement.kind != "side":
+                what = ", ".join(f"{times} of {kind}" for kind, times in self._redacted.items())
+                leave_out(db, [self.turn_id], SkipReason.REDACTED, f"It held what is not stored: {what}.")
         if finish is FinishReason.ABORTED and self._services.stopping.is_set():
             detail = "The server stopped before the answer was complete."
             leave_out(db, [self.turn_id], SkipReason.SERVER_STOPPED, detail)

@@ -15,19 +15,33 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from nextstate import __version__
 from nextstate.chat.formats import detect_format
+from nextstate.collect.redaction import Redactor
 from nextstate.config import Config
-from nextstate.serve import chat_completions, completions, feedback, generate, messages, models, responses
+from nextstate.serve import (
+    chat_completions,
+    completions,
+    feedback,
+    generate,
+    looking,
+    messages,
+    models,
+    page,
+    responses,
+    steering,
+)
 from nextstate.serve.auth import Admit
 from nextstate.serve.errors import handle_errors
 from nextstate.serve.limits import RequireJson, TakeBody
 from nextstate.serve.metrics import CountRequests, Metrics
 from nextstate.serve.services import Services, ServingEngine
+from nextstate.store.status import why_not_learning
 from nextstate.store.store import Store
 
 ROUTES = frozenset(
     {
         "/v1/chat/completions", "/v1/completions", "/v1/generate", "/v1/messages", "/v1/messages/count_tokens",
-        "/v1/responses", "/v1/models", "/v1/feedback", "/healthz", "/readyz", "/metrics",
+        "/v1/responses", "/v1/models", "/v1/feedback", "/v1/learning", "/healthz", "/readyz", "/metrics", "/",
+        "/api/me", "/api/sessions", "/api/search", "/api/learning",
     }
 )  # fmt: skip
 
@@ -60,6 +74,7 @@ def create_app(
         learning=learning,
         ready=ready,
         wake_judge=wake_judge,
+        redactor=Redactor.of(config.store),
     )
 
     @asynccontextmanager
@@ -82,12 +97,17 @@ def create_app(
         responses.router,
         models.router,
         feedback.router,
+        looking.router,
+        steering.router,
     ):
         app.include_router(router(services))
+    app.include_router(page.router())
 
     @app.get("/healthz")
     async def healthz() -> dict[str, str]:
-        return {"status": "ok"}
+        # Serving is healthy without it; whoever wonders why nothing is learned looks here too.
+        why = await store.read(why_not_learning) if learning else None
+        return {"status": "ok"} if why is None else {"status": "ok", "not_learning": why}
 
     @app.get("/readyz")
     async def readyz() -> Response:

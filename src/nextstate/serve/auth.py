@@ -28,12 +28,12 @@ from nextstate.serve.refusals import refusal
 from nextstate.store.keys import StoredKey, digest_of, list_keys, mark_used, match
 from nextstate.store.store import Store
 
-OPEN_PATHS = frozenset({"/healthz", "/readyz", "/v1/models"})
-"""Probes carry no key, and some clients look for models before they send one."""
+OPEN_PATHS = frozenset({"/healthz", "/readyz", "/v1/models", "/"})
+"""Probes carry no key, some clients look for models before they send one, and a browser that opens the page cannot."""
 
 
 def _is_open(path: str) -> bool:
-    return path in OPEN_PATHS or path.startswith("/v1/models/")
+    return path in OPEN_PATHS or path.startswith(("/v1/models/", "/page/"))
 
 
 LEARN_HEADER = "x-nextstate-learn"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
@@ -38,7 +39,9 @@ def router(services: Services) -> APIRouter:
 
     @routes.post("/v1/feedback")
     async def feedback(body: FeedbackRequest, request: Request) -> dict[str, Any]:
-        given = Feedback(value=_VALUES[body.value], words=body.words or "")
+        found: Counter[str] = Counter()
+        given = Feedback(value=_VALUES[body.value], words=services.redactor.text(body.words or "", found))
+        services.metrics.count_redactions(found)
         try:
             outcome = await services.store.write(_add, caller(request), body.turn_id, given)
         except LookupError as error:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from nextstate.chat.formats import OutputFormat
+from nextstate.collect.redaction import Redactor
 from nextstate.config import Config
 from nextstate.engines.base import Engine
 from nextstate.serve.metrics import Metrics
@@ -69,6 +70,8 @@ class Services:
     """Whether answers can be had now, and a sentence about it."""
     wake_judge: Callable[[], None]
     """Called when a turn may have become ready for a verdict."""
+    redactor: Redactor
+    """What is taken out of texts before they are stored."""
     answers: set[Answer] = field(default_factory=set)
     """Turns being answered now."""
     places: Places = field(default_factory=lambda: Places())

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, delete, insert, or_, select, update
+from sqlalchemy import Connection, delete, func, insert, or_, select, update
 
-from nextstate.store.schema import feedback, hints, next_states, samples, turns, verdicts, votes
+from nextstate.store.schema import events, feedback, hints, next_states, samples, turns, verdicts, votes
 from nextstate.store.store import note
 from nextstate.store.turns import can_be_judged_again, leave_out, load_messages
 from nextstate.types import (
@@ -108,7 +108,7 @@ def write_verdict(db: Connection, verdict: Verdict, lease_until: float | None = 
 
 
 def judge_failed(db: Connection, turn_id: int, why: str, *, max_attempts: int, retry_s: float) -> None:
-    """A judge could not be reached or broke: the turn waits and is tried again, up to a limit. Never a vote of 0."""
+    """A judge broke over a turn: the turn waits and is tried again, up to a limit. Never a vote of 0."""
     tried = (
         update(turns)
         .where(turns.c.turn_id == turn_id)
@@ -118,6 +118,41 @@ def judge_failed(db: Connection, turn_id: int, why: str, *, max_attempts: int, r
     note(db, "judge_failed", turn_id, why=why, attempt=attempts)
     if attempts >= max_attempts:
         leave_out(db, [turn_id], SkipReason.JUDGE_GAVE_UP, f"The judge failed {attempts} times; the last time: {why}")
+
+
+JUDGE_LEFT_ALONE = "judge_left_alone"
+JUDGE_IS_BACK = "judge_is_back"
+"""Events: the judge failed so often in a row that it is left alone for a while, and it has voted again."""
+
+
+def judge_away(db: Connection, turn_id: int, why: str, *, max_wait_s: float, retry_s: float) -> None:
+    """A judge could not be asked, or did not answer in time: the turn waits, at no cost to it, up to a limit of age.
+
+    Args:
+        max_wait_s: since the first event of this kind about the turn.
+        retry_s: for which the turn is not claimed again.
+    """
+    now = time.time()
+    since = db.execute(
+        select(func.min(events.c.at)).where(events.c.kind == "judge_away", events.c.turn_id == turn_id)
+    ).scalar()
+    # Noted once for a turn and outage, however often it is tried.
+    if since is None:
+        note(db, "judge_away", turn_id, why=why)
+    db.execute(update(turns).where(turns.c.turn_id == turn_id).values(lease_until=now + retry_s))
+    if since is not None and now - since >= max_wait_s:
+        detail = f"The judge could not be asked for {(now - since) / 3600:.1f} hours; the last time: {why}"
+        leave_out(db, [turn_id], SkipReason.JUDGE_GAVE_UP, detail)
+
+
+def judge_left_alone(db: Connection) -> float | None:
+    """Since when the judge has been left alone, seconds since the epoch; None: it is not."""
+    kinds = events.c.kind.in_((JUDGE_LEFT_ALONE, JUDGE_IS_BACK, "server_started"))
+    last_back = select(func.max(events.c.event_id)).where(kinds, events.c.kind != JUDGE_LEFT_ALONE).scalar_subquery()
+    first_since = select(func.min(events.c.at)).where(
+        events.c.kind == JUDGE_LEFT_ALONE, events.c.event_id > func.coalesce(last_back, 0)
+    )
+    return db.execute(first_since).scalar()
 
 
 def add_feedback(db: Connection, turn_id: int, given: Feedback) -> str:
@@ -142,6 +177,54 @@ def add_feedback(db: Connection, turn_id: int, given: Feedback) -> str:
     again = {"state": TurnState.CONTINUED, "reason": None, "detail": None, "lease_until": None, "judge_attempts": 0}
     db.execute(update(turns).where(turns.c.turn_id == turn_id).values(again))
     return "will_be_judged"
+
+
+def judge_against_feedback(db: Connection) -> dict[str, int]:
+    """How the judge's own last verdict on a turn compares with what the user said about it through /v1/feedback.
+
+    Only turns on which the judge had voted before it knew the feedback; evidence, which includes feedback, is no vote.
+    """
+    newest = select(func.max(feedback.c.feedback_id)).group_by(feedback.c.turn_id)
+    voted = select(func.max(verdicts.c.verdict_id)).where(verdicts.c.judge != "evidence").group_by(verdicts.c.turn_id)
+    both = (
+        select(feedback.c.value, verdicts.c.value)
+        .join(verdicts, verdicts.c.turn_id == feedback.c.turn_id)
+        .where(feedback.c.feedback_id.in_(newest), verdicts.c.verdict_id.in_(voted))
+        .where(verdicts.c.created_at <= feedback.c.created_at)
+    )
+    found = {"right": 0, "wrong": 0, "opposite": 0, "abstained": 0}
+    for said, judged in db.execute(both):
+        if judged is None:
+            found["abstained"] += 1
+        else:
+            found["right" if said == judged else "wrong"] += 1
+            found["opposite"] += said * judged < 0
+    return found
+
+
+def turns_with_feedback(db: Connection, *, newest: int) -> list[tuple[TurnToJudge, Vote]]:
+    """The newest turns that have explicit feedback and a next state, oldest first, each with the feedback's value."""
+    latest = select(func.max(feedback.c.feedback_id)).group_by(feedback.c.turn_id)
+    query = (
+        select(feedback.c.turn_id, feedback.c.value, turns.c.finish_reason, next_states.c.messages)
+        .join(turns, turns.c.turn_id == feedback.c.turn_id)
+        .join(next_states, next_states.c.turn_id == feedback.c.turn_id)
+        .where(feedback.c.feedback_id.in_(latest), turns.c.finish_reason.is_not(None))
+        .order_by(feedback.c.feedback_id.desc())
+        .limit(newest)
+    )
+    found = []
+    for row in db.execute(query).all():
+        conversation = load_messages(db, row.turn_id)
+        turn = TurnToJudge(
+            turn_id=row.turn_id,
+            history=conversation[:-1],
+            answer=_as_text(conversation[-1]),
+            next_state=tuple(row.messages),
+            finish_reason=FinishReason(row.finish_reason),
+        )
+        found.append((turn, Vote(row.value)))
+    return found[::-1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

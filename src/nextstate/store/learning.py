@@ -7,6 +7,7 @@ two stands one atomic rename on disk, so that after a crash the folder's presenc
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -46,6 +47,10 @@ class RunningUpdate:
     samples: tuple[Sample, ...]
 
 
+class UpdateStopped(Exception):
+    """An update whose turns were taken from it while it ran."""
+
+
 def waiting_samples(db: Connection) -> tuple[int, float | None]:
     """How many samples wait for an update, and since when the oldest does (seconds since the epoch)."""
     query = select(func.count(), func.min(samples.c.created_at)).join(turns).where(turns.c.state == TurnState.JUDGED)
@@ -80,12 +85,14 @@ def held_out_turns(db: Connection, *, limit: int, max_tokens: int) -> list[tuple
     return [(load_turn(db, row.turn_id), int(row.reward)) for row in rows]
 
 
-def start_update(db: Connection, *, limit: int, session_limit: int | None = None) -> int:
+def start_update(db: Connection, *, limit: int, session_limit: int | None = None, key_limit: int | None = None) -> int:
     """Take up to `limit` waiting samples, oldest first, into a new update on the serving version. Returns its id.
 
     Args:
         session_limit: most of them that may be of one session; its others wait. One that goes round in circles would
             fill a batch otherwise (W8). None: no such limit.
+        key_limit: most of them that may be of one key's user, however many sessions it opens, where those of others
+            wait too. None: no such limit.
     """
     parent = serving_version(db)
     highest = db.execute(select(func.max(policy_versions.c.version))).scalar_one()
@@ -93,19 +100,39 @@ def start_update(db: Connection, *, limit: int, session_limit: int | None = None
     values = {"parent_version": parent, "version": max(highest, used) + 1, "state": "running"}
     made = insert(updates).values(started_at=time.time(), **values).returning(updates.c.update_id)
     update_id = int(db.execute(made).scalar_one())
-    nth = func.row_number().over(partition_by=turns.c.session_id, order_by=turns.c.turn_id).label("nth")
-    waiting = select(turns.c.turn_id, nth).where(turns.c.state == TurnState.JUDGED).subquery()
-    ready = select(waiting.c.turn_id).order_by(waiting.c.turn_id).limit(limit)
-    if session_limit is not None:
-        ready = ready.where(waiting.c.nth <= session_limit)
-    take = update(turns).where(turns.c.turn_id.in_(ready.scalar_subquery()))
+    chosen = _shared_out(db, limit=limit, session_limit=session_limit, key_limit=key_limit)
+    take = update(turns).where(turns.c.turn_id.in_(chosen))
     db.execute(take.values(state=TurnState.TRAINING, update_id=update_id))
     return update_id
 
 
+def _shared_out(db: Connection, *, limit: int, session_limit: int | None, key_limit: int | None) -> list[int]:
+    columns = turns.c.turn_id, turns.c.session_id, turns.c.user
+    waiting = db.execute(select(*columns).where(turns.c.state == TurnState.JUDGED).order_by(turns.c.turn_id)).all()
+    if len({_key_user(row.user) for row in waiting}) == 1:
+        key_limit = None
+    chosen: list[int] = []
+    of_session, of_key = Counter[int](), Counter[str]()
+    for row in waiting:
+        key = _key_user(row.user)
+        full = (session_limit is not None and of_session[row.session_id] >= session_limit) or (
+            key_limit is not None and of_key[key] >= key_limit
+        )
+        if not full and len(chosen) < limit:
+            chosen.append(row.turn_id)
+            of_session[row.session_id] += 1
+            of_key[key] += 1
+    return chosen
+
+
+def _key_user(owner: str) -> str:
+    """Whose key asked, of an owner that may have the request's own user behind a slash; see `serve.auth.owner`."""
+    return owner.partition("/")[0]
+
+
 def load_update(db: Connection, update_id: int) -> RunningUpdate:
     """A running update with its samples, in turn order."""
-    row = db.execute(select(updates).where(updates.c.update_id == update_id)).one()
+    row = update_row(db, update_id)
     query = (
         select(turns.c.turn_id, turns.c.user, turns.c.dialect, turns.c.tool_set, samples.c.reward, samples.c.verdict_id)
         .join(samples)
@@ -138,6 +165,9 @@ def finish_update(db: Connection, update_id: int, *, artifact: str, metrics: Map
 
     Args:
         metrics: of `Trainer.update`; the turns that it names as off policy took no part, and are left out.
+
+    Raises:
+        UpdateStopped: it no longer runs. Nothing has changed, and its artifact must go.
     """
     now = time.time()
     leave_out_off_policy(db, metrics.get("off_policy", {}))
@@ -146,7 +176,9 @@ def finish_update(db: Connection, update_id: int, *, artifact: str, metrics: Map
         done.values(state="done", finished_at=now, metrics=dict(metrics)).returning(
             updates.c.version, updates.c.parent_version
         )
-    ).one()
+    ).first()
+    if row is None:
+        raise UpdateStopped(f"update {update_id} was stopped: a turn of it was forgotten")
     db.execute(
         update(turns)
         .where(turns.c.update_id == update_id, turns.c.state == TurnState.TRAINING)
@@ -174,7 +206,7 @@ def abandon_update(db: Connection, update_id: int, error: str, *, state: str = "
 
     Args:
         state: 'failed'; 'interrupted' when it was stopped from outside, which says nothing about its turns; 'empty'
-            when none of them could be trained.
+            when none of them could be trained; 'stopped' when one of them was forgotten.
     """
     over = update(updates).where(updates.c.update_id == update_id, updates.c.state == "running")
     db.execute(over.values(state=state, finished_at=time.time(), error=error))
@@ -183,6 +215,15 @@ def abandon_update(db: Connection, update_id: int, error: str, *, state: str = "
     back = update(turns).where(turns.c.update_id == update_id, turns.c.state == TurnState.TRAINING)
     db.execute(back.values(state=TurnState.JUDGED, update_id=None))
     note(db, f"update_{state}", update_id=update_id, error=error)
+
+
+def update_row(db: Connection, update_id: int) -> AnyRow:
+    return db.execute(select(updates).where(updates.c.update_id == update_id)).one()
+
+
+def stopped_versions(db: Connection) -> list[int]:
+    """What updates that were stopped would have made: none of it may be on disk."""
+    return list(db.execute(select(updates.c.version).where(updates.c.state == "stopped")).scalars())
 
 
 def running_updates(db: Connection) -> list[AnyRow]:
@@ -263,7 +304,14 @@ def roll_back(db: Connection, version: int | None) -> int:
     if row is None:
         raise LookupError(f"there is no version {wanted}")
     if row.state == VersionState.ROLLED_BACK:
-        raise LookupError(f"the watch took version {wanted} back: {row.gate['why']}")
+        by = "the watch took version {} back" if "watch" in row.gate else "version {} was taken back"
+        raise LookupError(f"{by.format(wanted)}: {row.gate['why']}")
+    if row.state == VersionState.REMOVED:
+        kept = ", ".join(str(one.version) for one in list_versions(db) if one.state == VersionState.RETIRED)
+        raise LookupError(
+            f"the weights of version {wanted} were removed from disk, which keeps those of the newest "
+            f"(learn.keep_versions); {kept} can be gone back to"
+        )
     if row.state != VersionState.RETIRED:
         raise LookupError(f"version {wanted} is {row.state}; only one that has served before can be gone back to")
     asked = update(policy_versions).where(policy_versions.c.version == wanted)
@@ -301,10 +349,39 @@ def take_back(db: Connection, version: int, why: str, evidence: Mapping[str, Any
     return back_to
 
 
+def fall_back(db: Connection, version: int, why: str) -> int:
+    """The version that serves turned out to be damaged: the newest whole one before it serves. Returns that."""
+    row = version_row(db, version_row(db, version).parent_version)
+    while row.state == VersionState.REMOVED:
+        row = version_row(db, row.parent_version)
+    reject(db, version, why, {})
+    promote(db, row.version, {})
+    return int(row.version)
+
+
+def retire_for_good(db: Connection, *, keep: int) -> list[str]:
+    """Give up going back to any but the `keep` versions that served last, and to the base.
+
+    Returns the folders of all versions that cannot be gone back to: of these, of rejected and of rolled back ones.
+    """
+    retired = select(policy_versions.c.version).where(
+        policy_versions.c.state == VersionState.RETIRED, policy_versions.c.artifact.is_not(None)
+    )
+    old = list(db.execute(retired.order_by(policy_versions.c.served_at.desc()).offset(keep)).scalars())
+    chosen = update(policy_versions).where(policy_versions.c.version.in_(old))
+    db.execute(chosen.values(state=VersionState.REMOVED))
+    if old:
+        note(db, "versions_removed", versions=sorted(old))
+    never_again = (VersionState.REMOVED, VersionState.REJECTED, VersionState.ROLLED_BACK)
+    gone = select(policy_versions.c.artifact).where(policy_versions.c.state.in_(never_again))
+    return list(db.execute(gone.where(policy_versions.c.artifact.is_not(None))).scalars())
+
+
 def goes_back(db: Connection) -> bool:
-    """Whether the version that serves was taken back, and only serves until another can."""
+    """Whether the version that serves was taken back, and only serves until another can: by the watch, or because turns
+    that it was trained on were forgotten."""
     serving = select(policy_versions.c.gate).where(policy_versions.c.state == VersionState.SERVING)
-    return "watch" in (db.execute(serving).scalar() or {})
+    return not {"watch", "forgotten"}.isdisjoint(db.execute(serving).scalar() or {})
 
 
 def go_back(db: Connection) -> int | None:
@@ -320,9 +397,8 @@ def go_back(db: Connection) -> int | None:
     return roll_back(db, row.version)
 
 
-def give_back(db: Connection, version: int) -> None:
-    """A candidate whose parent has gone in the meantime never serves: its turns wait for an update on what serves."""
-    why = f"version {version_row(db, version).parent_version}, on which it was built, no longer serves"
+def give_back(db: Connection, version: int, why: str) -> None:
+    """A candidate that may not serve, for nothing that it did itself: its turns wait for another update."""
     chosen = update(policy_versions).where(policy_versions.c.version == version)
     row = db.execute(
         chosen.values(state=VersionState.REJECTED, gate={"why": why}).returning(policy_versions.c.update_id)
@@ -351,12 +427,12 @@ def _leave_out_trained(db: Connection, update_id: int, detail: str) -> None:
     leave_out(db, list(db.execute(trained).scalars()), SkipReason.VERSION_REJECTED, detail)
 
 
-def list_versions(db: Connection) -> list[AnyRow]:
-    """All versions with the updates that made them, oldest first."""
+def list_versions(db: Connection, *, newest: int | None = None) -> list[AnyRow]:
+    """All versions, or so many of the newest, with the updates that made them, oldest first."""
     query = select(policy_versions, updates.c.metrics, updates.c.started_at, updates.c.finished_at).outerjoin(
         updates, policy_versions.c.update_id == updates.c.update_id
     )
-    return list(db.execute(query.order_by(policy_versions.c.version)))
+    return list(db.execute(query.order_by(policy_versions.c.version.desc()).limit(newest)))[::-1]
 
 
 def give_up_failing(db: Connection, *, tries: int) -> int:

@@ -119,6 +119,8 @@ turns = Table(
     Column("lease_until", Float, comment="a loop works on it until then; afterwards it may be claimed again"),
     Column("update_id", ForeignKey("updates.update_id"), index=True),
     Index("ix_turns_state", "state", "turn_id"),
+    # Counting why turns were not trained reads nothing but this, however long the turns are.
+    Index("ix_turns_why", "state", "reason"),
     Index("ix_turns_answer", "user", "answer_spine"),
     Index("ix_turns_request", "user", "request_spine"),
     Index("ix_turns_heard", "user", "heard_spine"),
@@ -144,7 +146,7 @@ feedback = Table(
     Column("turn_id", ForeignKey("turns.turn_id"), nullable=False, index=True),
     Column("value", SmallInteger, nullable=False, comment="1 or -1"),
     Column("words", Text, nullable=False),
-    Column("created_at", Float, nullable=False),
+    Column("created_at", Float, nullable=False, index=True),
 )
 
 # Another judgement adds a row and overwrites nothing, so any past update can be explained from the rows that fed it.
@@ -157,7 +159,7 @@ verdicts = Table(
     Column("value", SmallInteger, comment="1, 0 or -1; null when every vote abstained"),
     Column("probabilities", JSON, comment="of the labels, when the judge gives them"),
     Column("reason", Text, nullable=False),
-    Column("created_at", Float, nullable=False),
+    Column("created_at", Float, nullable=False, index=True),
 )
 
 votes = Table(
@@ -194,10 +196,17 @@ updates = Table(
     Column("parent_version", Integer, nullable=False),
     Column("version", Integer, nullable=False, comment="the version it makes"),
     # Comments may change, migrations may not: superseded came later, see give_back.
-    Column("state", Text, nullable=False, comment="running, done, failed, interrupted or empty; see abandon_update"),
+    Column(
+        "state",
+        Text,
+        nullable=False,
+        comment="running, done, failed, interrupted, empty or stopped; see abandon_update",
+    ),
     Column("started_at", Float, nullable=False),
     Column("finished_at", Float),
-    Column("metrics", JSON, comment="loss terms, token counts, divergence, seconds"),
+    Column(
+        "metrics", JSON, comment="loss terms, token counts, divergence, seconds; forgotten_turns: see forgetting.py"
+    ),
     Column("error", Text),
     Column("turn_ids", JSON, comment="the turns that an update without a version had taken"),
 )

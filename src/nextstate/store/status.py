@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
-from sqlalchemy import Connection, func, or_, select
+from sqlalchemy import Column, Connection, Select, func, or_, select
 
+from nextstate.store.forgetting import NOBODY, marked_versions
+from nextstate.store.judging import judge_against_feedback, judge_left_alone
 from nextstate.store.learning import serving_version
 from nextstate.store.schema import (
     events,
@@ -18,6 +21,7 @@ from nextstate.store.schema import (
     updates,
     verdicts,
 )
+from nextstate.store.steering import paused_since
 from nextstate.store.store import AnyRow
 from nextstate.types import SkipReason, TurnState, VersionState, WaitReason
 
@@ -46,6 +50,17 @@ class Status:
     """By state."""
     rolled_back: tuple[int, ...]
     """Versions that the watch took back."""
+    marked: tuple[int, ...]
+    """Versions made with turns that were forgotten since, or built on such ones."""
+    paused_since: float | None
+    """Since when nothing is trained or published, seconds since the epoch; None: learning is not paused."""
+    not_learning: str | None = None
+    """Why the trainer does not run, where it fits into no memory; None: that is not so."""
+    judge_left_alone_since: float | None = None
+    """Seconds since the epoch, where the judge failed so often that it is only tried now and then; None: it is not."""
+    judge_against_feedback: dict[str, int] = field(default_factory=dict)
+    """Turns on which people gave feedback and the judge had given a verdict of its own: 'right', 'wrong', 'opposite'
+    (among the wrong), 'abstained'."""
 
     @property
     def accounted_for(self) -> bool:
@@ -53,12 +68,19 @@ class Status:
         return self.trained + sum(self.waiting.values()) + sum(self.left_out.values()) == self.turns
 
 
-def status(db: Connection) -> Status:
+def status(db: Connection, *, since: float | None = None) -> Status:
+    """Args:
+    since: count only what began then or later, seconds since the epoch; None: everything.
+    """
+
+    def counted(query: Select[Any], began: Column[Any]) -> Select[Any]:
+        return query if since is None else query.where(began >= since)
+
     waiting: dict[str, int] = {}
     left_out: dict[str, int] = {}
     trained = 0
     states = select(turns.c.state, turns.c.reason, func.count()).group_by(turns.c.state, turns.c.reason)
-    for state, reason, count in db.execute(states):
+    for state, reason, count in db.execute(counted(states, turns.c.created_at)):
         if state == TurnState.TRAINED:
             trained = count
         elif state == TurnState.LEFT_OUT:
@@ -66,20 +88,44 @@ def status(db: Connection) -> Status:
         else:
             waiting[WAITS[state]] = count
     names = {1: "good", 0: "neutral", -1: "bad", None: "abstained"}
-    values = db.execute(select(verdicts.c.value, func.count()).group_by(verdicts.c.value))
-    by_state = db.execute(select(updates.c.state, func.count()).group_by(updates.c.state))
-    taken_back = select(policy_versions.c.version).where(policy_versions.c.state == VersionState.ROLLED_BACK)
+    values = select(verdicts.c.value, func.count()).group_by(verdicts.c.value)
+    by_state = select(updates.c.state, func.count()).group_by(updates.c.state)
+    gone = select(policy_versions.c.version, policy_versions.c.gate)
+    gone = gone.where(policy_versions.c.state == VersionState.ROLLED_BACK).order_by(policy_versions.c.version)
+    all_turns = select(func.count()).select_from(turns)
+    all_sessions = select(func.count()).where(sessions.c.user != NOBODY)
     return Status(
         version=serving_version(db),
-        sessions=db.execute(select(func.count()).select_from(sessions)).scalar_one(),
-        turns=db.execute(select(func.count()).select_from(turns)).scalar_one(),
+        sessions=db.execute(counted(all_sessions, sessions.c.last_at)).scalar_one(),
+        turns=db.execute(counted(all_turns, turns.c.created_at)).scalar_one(),
         trained=trained,
         waiting=waiting,
         left_out=left_out,
-        verdicts={names[value]: count for value, count in values},
-        updates={str(row.state): int(row[1]) for row in by_state},
-        rolled_back=tuple(db.execute(taken_back.order_by(policy_versions.c.version)).scalars()),
+        verdicts={names[value]: count for value, count in db.execute(counted(values, verdicts.c.created_at))},
+        updates=dict(db.execute(counted(by_state, updates.c.started_at)).all()),
+        paused_since=paused_since(db),
+        rolled_back=tuple(
+            row.version for row in db.execute(counted(gone, policy_versions.c.created_at)) if "watch" in row.gate
+        ),
+        marked=marked_versions(db),
+        not_learning=why_not_learning(db),
+        judge_left_alone_since=judge_left_alone(db),
+        judge_against_feedback=judge_against_feedback(db),
     )
+
+
+def why_not_learning(db: Connection) -> str | None:
+    """Why the trainer refused to start when it was last tried; None where it has started, or was not tried yet."""
+    tries = select(events.c.kind, events.c.data).where(events.c.kind.in_(("trainer_started", "trainer_refused")))
+    newest = db.execute(tries.order_by(events.c.event_id.desc()).limit(1)).first()
+    return str(newest.data["why"]) if newest is not None and newest.kind == "trainer_refused" else None
+
+
+def last_event(db: Connection, kind: str) -> dict[str, Any] | None:
+    """What was written with the newest event of a kind; None where there is none."""
+    query = select(events.c.data).where(events.c.kind == kind)
+    data: dict[str, Any] | None = db.execute(query.order_by(events.c.event_id.desc()).limit(1)).scalar()
+    return data
 
 
 def list_turns(
@@ -140,7 +186,9 @@ def show_version(db: Connection, version: int) -> ShownVersion | None:
         return None
     of_update = or_(turns.c.update_id == row.update_id, turns.c.turn_id.in_(row.turn_ids or ()))
     used = select(turns.c.turn_id, turns.c.state, turns.c.reason, samples.c.reward).outerjoin(samples).where(of_update)
-    about = select(events).where(events.c.kind.in_(("promoted", "rejected", "rollback_asked", "watch_rolled_back")))
+    about = select(events).where(
+        events.c.kind.in_(("promoted", "rejected", "rollback_asked", "watch_rolled_back", "forgotten", "retraining"))
+    )
     return ShownVersion(
         row=row,
         turns=db.execute(used.order_by(turns.c.turn_id)).all() if row.update_id is not None else (),

@@ -34,13 +34,18 @@ AnyRow = Row[*tuple[Any, ...]]
 """A database row whose columns the query names."""
 
 _IMMEDIATE = {"immediate": True}
+_BUSY_MS = 60_000
+"""How long a writer waits for another."""
+_EMPTYING_S = 60.0
+"""How long it is tried to empty the write-ahead log."""
 
 
 class Store:
     """A connection pool to one migrated database. Safe to use from many threads and processes."""
 
     def __init__(self, url: str) -> None:
-        self._engine = create_engine(url, connect_args={"timeout": 60})
+        # Errors end up in the log and in events, where no text of a conversation belongs.
+        self._engine = create_engine(url, connect_args={"timeout": 60}, hide_parameters=True)
         if self._engine.dialect.name == "sqlite":
             event.listen(self._engine, "connect", _prepare_sqlite)
             event.listen(self._engine, "begin", _begin_sqlite)
@@ -93,13 +98,34 @@ class Store:
         """`read_now` in a thread."""
         return await asyncio.to_thread(lambda: self.read_now(work, *args, **kwargs))
 
+    def scrub(self) -> bool:
+        """Write the database anew, so that nothing of what was deleted is in its files any more.
+
+        Writers wait meanwhile. Returns False where somebody was reading so long that the write-ahead log, which may
+        still hold it, could not be emptied; then it is worth trying again.
+        """
+        if self._engine.dialect.name != "sqlite":
+            return True
+        with self._engine.connect() as db:
+            # Straight to the driver: neither works inside of a transaction.
+            sqlite = db.connection.driver_connection
+            assert sqlite is not None
+            sqlite.execute("VACUUM")
+            give_up_at = time.monotonic() + _EMPTYING_S
+            # SQLite waits for readers and writers by itself, but not for another connection that empties the log.
+            while sqlite.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+                if time.monotonic() > give_up_at:
+                    return False
+                time.sleep(0.1)
+        return True
+
     def close(self) -> None:
         self._engine.dispose()
 
 
 def _prepare_sqlite(connection: Any, _: Any) -> None:
     connection.isolation_level = None  # we say BEGIN ourselves, below
-    for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON", "busy_timeout=60000"):
+    for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON", f"busy_timeout={_BUSY_MS}"):
         connection.execute(f"PRAGMA {pragma}")
 
 
@@ -180,7 +206,7 @@ def bind_to_model(db: Connection, name: str, fingerprint: str) -> None:
     Raises:
         ConfigError: the folder holds the turns and adapters of another model.
     """
-    known = {row.key: row.value for row in db.execute(select(schema.meta))}
+    known = bound_model(db)
     if known.get("fingerprint", fingerprint) != fingerprint:
         raise ConfigError(
             f"this data folder belongs to model '{known.get('model')}', and '{name}' has other weights. Its turns and "
@@ -188,6 +214,32 @@ def bind_to_model(db: Connection, name: str, fingerprint: str) -> None:
         )
     for key, value in (("model", name), ("fingerprint", fingerprint)):
         db.execute(sqlite_insert(schema.meta).values(key=key, value=value).on_conflict_do_nothing())
+
+
+def bound_model(db: Connection) -> dict[str, str]:
+    """`model` and `fingerprint` of the model that the data folder belongs to; empty before the first start."""
+    rows = db.execute(select(schema.meta).where(schema.meta.c.key.in_(("model", "fingerprint"))))
+    return {row.key: row.value for row in rows}
+
+
+def bind_to_weights(db: Connection, kind: str) -> None:
+    """Tie the data folder to what is trained ('lora' or 'full') once there is a version, and check it every time.
+
+    Raises:
+        ConfigError: its versions are of the other kind.
+    """
+    query = select(schema.meta.c.value).where(schema.meta.c.key == "weights")
+    # Folders from before there were two kinds do not say which they have.
+    known = db.execute(query).scalar() or "lora"
+    has_versions = db.execute(select(schema.policy_versions.c.version).where(schema.policy_versions.c.version > 0))
+    if known != kind and has_versions.first() is not None:
+        raise ConfigError(
+            f"the versions in this data folder were trained with learn.weights = '{known}', and the configuration says "
+            f"'{kind}'. Nothing was changed. Set it back, or start with a new data folder: --data DIR."
+        )
+    if known != kind:
+        row = sqlite_insert(schema.meta).values(key="weights", value=kind)
+        db.execute(row.on_conflict_do_update(index_elements=["key"], set_={"value": kind}))
 
 
 def note(db: Connection, /, kind: str, turn_id: int | None = None, **data: Any) -> None:

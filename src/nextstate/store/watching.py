@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, func, select
 
-from nextstate.store.learning import serving_version, version_row
-from nextstate.store.schema import feedback, turns, verdicts
+from nextstate.store.learning import serving_version
+from nextstate.store.schema import feedback, policy_versions, turns, verdicts
 from nextstate.types import FinishReason, Vote
 
 MAX_VERDICTS = 5000
@@ -33,10 +33,12 @@ class LineVersion:
 
 def serving_line(db: Connection) -> list[LineVersion]:
     """The version that serves, its parent, and so on to the base."""
+    columns = policy_versions.c.version, policy_versions.c.parent_version, policy_versions.c.created_at
+    rows = {row.version: row for row in db.execute(select(*columns))}  # at once: there may be thousands in the line
     line = []
     version: int | None = serving_version(db)
     while version is not None:
-        row = version_row(db, version)
+        row = rows[version]
         line.append(LineVersion(version=row.version, created_at=row.created_at))
         version = row.parent_version
     return line

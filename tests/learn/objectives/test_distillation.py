@@ -262,3 +262,15 @@ def test_a_teacher_that_is_sure_gives_a_finite_loss_and_gradient(kind: dict[str,
     loss.backward()
     assert math.isfinite(loss.item())
     assert logits.grad.isfinite().all()
+
+
+def test_the_gradient_on_a_sampled_token_is_the_one_that_trl_computes():
+    # TRL 1.16.0: compute_sampled_token_self_distillation_loss on token 0; its value, -0.584790, is the gap times the
+    # token's log-prob, and ours at ratio 1 minus the gap
+    logits = torch.tensor([2, 1, 0, -1, 0.5], dtype=torch.float64, requires_grad=True)
+    teacher = torch.tensor([1, 2, 0.5, -0.5, 0], dtype=torch.float64).log_softmax(-1)[:1]
+    logprobs = logits.log_softmax(-1)[:1]
+    loss = sampled_distillation(logprobs, logprobs.detach(), teacher, ONE, gap_clip=100.0)
+    loss.backward()
+    assert (loss * logprobs).item() == pytest.approx(-0.584790, abs=1e-6)
+    assert logits.grad.tolist() == pytest.approx([0.44485, -0.21086, -0.07757, -0.02854, -0.12789], abs=1e-5)

@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 
+from nextstate.learn.objectives.anchor import anchor_kl
 from nextstate.learn.objectives.policy_gradient import clipped_surrogate, importance_weights, policy_gradient
 
 
@@ -24,16 +25,33 @@ def test_a_halved_ratio_of_a_bad_token_is_held_at_the_lower_clip_and_gets_no_gra
     assert halved.grad.item() == 0.0
 
 
-def test_published_values_of_a_library_are_met():
-    # TRL 1.16, loss_type grpo, beta 0: -0.198278, and its gradients; each sequence weighs 1/2, its tokens equally.
+THIRDS, FIFTHS, EIGHTHS = [1 / 6] * 3 + [1 / 4] * 2, [1 / 5] * 5, [1 / 8] * 5
+
+
+@pytest.mark.parametrize(
+    ("weights", "expected", "with_kl", "gradient"),
+    [
+        # TRL 1.16's loss_type grpo: each of two sequences weighs 1/2, its tokens equally
+        (THIRDS, -0.198278, -0.197847, [0, -0.15081, -0.16667, 0.11310, 0.20609]),
+        # bnpo, dapo: each of five tokens weighs the same
+        (FIFTHS, -0.365612, -0.365191, [0, -0.18097, -0.2, 0.09048, 0.16487]),
+        # dr_grpo: two sequences of four tokens at most
+        (EIGHTHS, -0.228507, -0.228244, [0, -0.11310, -0.125, 0.05655, 0.10305]),
+    ],
+)
+def test_published_values_of_a_library_are_met(
+    weights: list[float], expected: float, with_kl: float, gradient: list[float]
+):
     logprobs = torch.tensor([-1, -2, -0.5, -0.7, -1.5], dtype=torch.float64, requires_grad=True)
     old = torch.tensor([-1.3, -1.9, -0.5, -0.6, -2], dtype=torch.float64)
-    weights = torch.tensor([1 / 6] * 3 + [1 / 4] * 2, dtype=torch.float64)
+    base = torch.tensor([-1.1, -2.2, -0.4, -0.9, -1.4], dtype=torch.float64)
+    weights_N = torch.tensor(weights, dtype=torch.float64)
     advantages = torch.tensor([1, 1, 1, -0.5, -0.5], dtype=torch.float64)
-    loss = policy_gradient(logprobs, old, advantages, weights, clip_low=0.2, clip_high=0.2)
+    loss = policy_gradient(logprobs, old, advantages, weights_N, clip_low=0.2, clip_high=0.2)
     loss.backward()
-    assert loss.item() == pytest.approx(-0.198278, abs=1e-6)
-    assert logprobs.grad.tolist() == pytest.approx([0, -0.15081, -0.16667, 0.11310, 0.20609], abs=1e-5)
+    assert loss.item() == pytest.approx(expected, abs=1e-6)
+    assert logprobs.grad.tolist() == pytest.approx(gradient, abs=1e-5)
+    assert (loss + 0.04 * anchor_kl(logprobs, base, weights_N)).item() == pytest.approx(with_kl, abs=1e-6)
 
 
 def test_at_ratio_one_the_gradient_is_minus_the_advantage():
