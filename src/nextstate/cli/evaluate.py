@@ -6,7 +6,9 @@ import asyncio
 import json
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -50,10 +52,8 @@ def people(
 
     Several of these commands may run at once on one folder: each run is made by one of them.
     """
-    import torch
-
     from nextstate.people import results
-    from nextstate.people.experiment import LEARNING, METHODS, Run, run
+    from nextstate.people.experiment import METHODS, Run
     from nextstate.people.personas import PERSONAS
 
     if persona != "all" and persona not in PERSONAS:
@@ -71,20 +71,35 @@ def people(
         for one in METHODS
         if method in ("all", one)
     ]
-    torch.set_num_threads(1)
-    make_person = None if play_url is None else _played_by(play_url, play_model)
     for plan in plans:
         with results.claimed(into, plan.name) as write:
             if write is None:
                 continue
             err.print(f"{plan.name} begins", highlight=False)
-            started = time.process_time()
-            with tempfile.TemporaryDirectory(prefix="nextstate-eval-") as folder:
-                outcome = asyncio.run(
-                    run(plan, Path(folder), config_file=config_file or LEARNING, model=model, make_person=make_person)
-                )
-            write(results.as_json(plan, outcome, cpu_s=time.process_time() - started))
+            # A process of its own gives its memory back for the next; two engines and a trainer do not in one.
+            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+                run_once = process.submit(_run, plan, config_file, model, play_url, play_model)
+                write(run_once.result())
     _show(into, plans, as_json=as_json)
+
+
+def _run(
+    plan: Run, config_file: Path | None, model: str | None, play_url: str | None, play_model: str
+) -> dict[str, Any]:
+    """One run's record."""
+    import torch
+
+    from nextstate.people import results
+    from nextstate.people.experiment import LEARNING, run
+
+    torch.set_num_threads(1)
+    make_person = None if play_url is None else _played_by(play_url, play_model)
+    started = time.process_time()
+    with tempfile.TemporaryDirectory(prefix="nextstate-eval-") as folder:
+        outcome = asyncio.run(
+            run(plan, Path(folder), config_file=config_file or LEARNING, model=model, make_person=make_person)
+        )
+    return results.as_json(plan, outcome, cpu_s=time.process_time() - started)
 
 
 def _played_by(url: str, model: str) -> Any:
