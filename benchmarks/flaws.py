@@ -37,7 +37,8 @@ from nextstate.store.learning import Sample
 
 PUBLISHED = Path(__file__).with_name("published.toml")
 FOLDER = Path("docs/results/flaws")
-PERSONA = "teacher"
+PERSONA = "assistant-teacher"
+"""Whose wish the published objective learns soonest, so that a flaw has something to spoil."""
 
 TOP_LOGIT = 20.0
 """nats. What a row's maximum is like; above the clip and the largest true gap, every number gives the same loss."""

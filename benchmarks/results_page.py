@@ -34,6 +34,7 @@ def page_with_tables(text: str, people: Sequence[Record], flaws: Sequence[Record
     separate = [record for record in people if len(record["personas"]) == 1]
     joint = [record for record in people if len(record["personas"]) > 1]
     made = {
+        "untaught": untaught_table(separate),
         "separate-until": until_table(separate),
         "separate-share": share_table(separate),
         "joint-until": until_table(joint),
@@ -43,6 +44,18 @@ def page_with_tables(text: str, people: Sequence[Record], flaws: Sequence[Record
         "flaws": flaws_table(flaws),
     }
     return _TABLE.sub(lambda found: f"{found[1]}{made[found[2]]}{found[3]}", text)
+
+
+def untaught_table(records: Sequence[Record]) -> str:
+    """How often the model as it is does what a persona wants."""
+    rows = []
+    for name in PERSONAS:
+        own = [record["first_answers"][name] for record in records if record["personas"] == [name]
+               and record["method"] == "none"]  # fmt: skip
+        if own:
+            met, cut = "".join(one["met"] for one in own), "".join(one["cut"] for one in own)
+            rows.append([name, str(Rate(hits=met.count("#"), total=len(met))), f"{cut.count('x') / len(cut):.0%}"])
+    return _markdown(["", "first answers as wished", "broke off at the token limit"], rows)
 
 
 def until_table(records: Sequence[Record]) -> str:
