@@ -7,6 +7,8 @@
                                       streams, wrong tags, added waits; ten minutes, so not part of `make bench`
     python -m benchmarks.load         what a request and a streamed token cost over HTTP, beside `transformers serve`;
                                       failures and memory over ten thousand requests; long, so neither
+    python -m benchmarks.flaws        what flaws of published code cost in the experiment of `nextstate eval people`
+    python -m benchmarks.results_page the tables of docs/results.md, from the records of both
 
 Sides that are compared take turns within one run, so that other work on the machine meets them alike, and ratios are
 taken within a turn.

@@ -37,7 +37,11 @@ from nextstate.store.learning import Sample
 
 PUBLISHED = Path(__file__).with_name("published.toml")
 FOLDER = Path("docs/results/flaws")
-PERSONA = "teacher"
+PERSONA = "assistant-teacher"
+"""Whose wish the published objective learns soonest, so that a flaw has something to spoil."""
+
+SESSIONS = 40
+"""More than in the table by method: some flaws take a while to show."""
 
 TOP_LOGIT = 20.0
 """nats. What a row's maximum is like; above the clip and the largest true gap, every number gives the same loss."""
@@ -117,7 +121,7 @@ def main() -> None:
     torch.set_num_threads(1)
     for seed in range(options.first_seed, options.first_seed + options.seeds):
         for name in options.flaw or FLAWS:
-            plan = Run(personas=(PERSONAS[PERSONA],), method="hybrid", seed=seed)
+            plan = Run(personas=(PERSONAS[PERSONA],), method="hybrid", seed=seed, sessions=SESSIONS)
             with results.claimed(options.out, f"{PERSONA}-{name}-{seed}") as write:
                 if write is None:
                     continue

@@ -34,6 +34,7 @@ def page_with_tables(text: str, people: Sequence[Record], flaws: Sequence[Record
     separate = [record for record in people if len(record["personas"]) == 1]
     joint = [record for record in people if len(record["personas"]) > 1]
     made = {
+        "untaught": untaught_table(separate),
         "separate-until": until_table(separate),
         "separate-share": share_table(separate),
         "joint-until": until_table(joint),
@@ -43,6 +44,18 @@ def page_with_tables(text: str, people: Sequence[Record], flaws: Sequence[Record
         "flaws": flaws_table(flaws),
     }
     return _TABLE.sub(lambda found: f"{found[1]}{made[found[2]]}{found[3]}", text)
+
+
+def untaught_table(records: Sequence[Record]) -> str:
+    """How often the model as it is does what a persona wants."""
+    rows = []
+    for name in PERSONAS:
+        own = [record["first_answers"][name] for record in records if record["personas"] == [name]
+               and record["method"] == "none"]  # fmt: skip
+        if own:
+            met, cut = "".join(one["met"] for one in own), "".join(one["cut"] for one in own)
+            rows.append([name, str(Rate(hits=met.count("#"), total=len(met))), f"{cut.count('x') / len(cut):.0%}"])
+    return _markdown(["", "first answers as wished", "broke off at the token limit"], rows)
 
 
 def until_table(records: Sequence[Record]) -> str:
@@ -135,19 +148,27 @@ def flaws_table(records: Sequence[Record]) -> str:
     return _markdown(header, rows)
 
 
+_ENOUGH = 3
+"""Runs from which an interval says something; of fewer each is shown."""
+
+
 def _until(found: Cell) -> str:
+    if len(found.until) < _ENOUGH:
+        return ", ".join("never" if until is None else str(until) for until in found.until)
     never = f", {found.censored} of {len(found.until)} never" if found.censored else ""
     return f"{_interval(found.sessions_until)}{never}"
 
 
 def _shares(found: Cell) -> str:
+    if len(found.at_the_end) < _ENOUGH:
+        return ", ".join(f"{share:.0%}" for share in found.at_the_end)
     mean, low, high = mean_interval(found.at_the_end)
     return f"{mean:.0%} ({max(0.0, low):.0%} to {min(1.0, high):.0%})"
 
 
 def _interval(values: Sequence[float]) -> str:
     mean, low, high = mean_interval(values)
-    return f"{mean:.1f} ({low:.1f} to {high:.1f})"
+    return f"{mean:.1f} ({low:.1f} to {high:.1f})" if len(values) >= _ENOUGH else f"{mean:.1f}"
 
 
 def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -15,7 +15,7 @@ from nextstate.config import LearnConfig
 from nextstate.learn import trainer as trainer_module
 from nextstate.learn.trainer import Trainer
 from nextstate.store.learning import Sample
-from tests.learn.conftest import TrainerFactory, a_sample, make_trainer, shake  # noqa: F401
+from tests.learn.conftest import TrainerFactory, a_sample, shake
 
 PUBLISHED = {"objective": "hybrid", "distillation": "subset", "teacher": "policy", "kl_weight": 0.0, "top_k": 4}
 HINT = "be brief, please"
@@ -35,7 +35,7 @@ def same_prompt(monkeypatch: pytest.MonkeyPatch, trainer: Trainer, sample: Sampl
 
 
 def test_w1_gives_a_loss_of_minus_one_even_for_a_teacher_that_is_the_student(
-    make_trainer: TrainerFactory,  # noqa: F811
+    make_trainer: TrainerFactory,
     monkeypatch: pytest.MonkeyPatch,
 ):
     # All gaps are 20 nats, clipped to C = 1; the shares sum to 1; at rho = 1 the loss is -sum of shares * 1 = -1.
@@ -47,7 +47,7 @@ def test_w1_gives_a_loss_of_minus_one_even_for_a_teacher_that_is_the_student(
 
 
 def test_without_w1_that_teacher_gives_nothing(
-    make_trainer: TrainerFactory,  # noqa: F811
+    make_trainer: TrainerFactory,
     monkeypatch: pytest.MonkeyPatch,
 ):
     trainer = a_trainer(make_trainer)
@@ -56,7 +56,7 @@ def test_without_w1_that_teacher_gives_nothing(
     assert trainer.update([sample], oldest_version=0)["distillation"] == 0.0
 
 
-def test_w2_rewards_every_likely_token_of_a_turn_that_has_no_teacher(make_trainer: TrainerFactory):  # noqa: F811
+def test_w2_rewards_every_likely_token_of_a_turn_that_has_no_teacher(make_trainer: TrainerFactory):
     # The gap is 0 - log p, at least 1 nat for each of the four tokens, since none of 379 has a share of 1/e; clipped
     # to C = 1. Weighed by shares that sum to 1 the loss is -1, where a turn without teacher has none.
     trainer = a_trainer(make_trainer)
@@ -67,7 +67,7 @@ def test_w2_rewards_every_likely_token_of_a_turn_that_has_no_teacher(make_traine
         assert trainer.update([sample], oldest_version=0)["distillation"] == pytest.approx(-1.0, abs=1e-6)
 
 
-def test_w8_leaves_rewards_as_they_are(make_trainer: TrainerFactory):  # noqa: F811
+def test_w8_leaves_rewards_as_they_are(make_trainer: TrainerFactory):
     trainer = a_trainer(make_trainer)
     sample = a_sample(trainer)
     with flaws.no_baseline():
@@ -78,7 +78,7 @@ def test_w8_leaves_rewards_as_they_are(make_trainer: TrainerFactory):  # noqa: F
 
 
 def test_w19_makes_other_tokens_of_the_same_text_and_pads_their_log_probs(
-    make_trainer: TrainerFactory,  # noqa: F811
+    make_trainer: TrainerFactory,
     monkeypatch: pytest.MonkeyPatch,
 ):
     trainer = a_trainer(make_trainer)
@@ -122,7 +122,7 @@ def test_no_configuration_can_switch_a_flaw_on():
 
 
 @pytest.mark.parametrize("flaw", [name for name in flaws.FLAWS if name != "as-it-should-be"])
-def test_a_flaw_changes_what_an_update_does(make_trainer: TrainerFactory, flaw: str):  # noqa: F811
+def test_a_flaw_changes_what_an_update_does(make_trainer: TrainerFactory, flaw: str):
     changed = []
     for patched in (flaws.FLAWS["as-it-should-be"], flaws.FLAWS[flaw]):
         trainer = a_trainer(make_trainer)
