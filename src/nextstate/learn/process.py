@@ -230,7 +230,7 @@ def prepare(store: Store, loaded: LoadedModel, config: Config) -> tuple[Trainer,
         log.warning(
             "the system killed the trainer in a pass of %d tokens; longer ones than half of it are not tried", killed
         )
-        learn = at_most(learn, max(1, killed // 2))
+        learn = at_most(learn, max(2, killed // 2))
         if learn.max_turn_tokens < SHORT_TURN <= min(config.learn.max_turn_tokens, loaded.context_tokens):
             raise TrainingRefused(
                 f"the system killed the trainer in a pass of {killed} tokens, though {gb(found.bytes)} seemed "

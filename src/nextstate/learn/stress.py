@@ -102,9 +102,10 @@ def settle(
 
 
 def at_most(config: LearnConfig, tokens: int) -> LearnConfig:
-    """The settings with passes and turns of at most so many tokens."""
-    names = ("micro_batch_tokens", "max_turn_tokens")
-    return config.model_copy(update={name: min(tokens, getattr(config, name)) for name in names})
+    """The settings with passes of at most so many tokens, two at least: turns first, and micro-batches beside them."""
+    turn = min(config.max_turn_tokens, tokens - 1)
+    micro = min(config.micro_batch_tokens, tokens - turn)
+    return config.model_copy(update={"max_turn_tokens": turn, "micro_batch_tokens": micro})
 
 
 def _measure(trainer: Trainer, shape: Shape, plan: Plan, tokens: int) -> Stressed:
