@@ -1,6 +1,6 @@
 import pytest
 
-from nextstate.judge.hints import MAX_CHARS, merge_hints, user_hints
+from nextstate.judge.hints import MAX_CHARS, directive, merge_hints, user_hints
 from nextstate.types import Feedback, Hint, Source, Vote
 
 from .rows import a_turn, tool, user
@@ -94,3 +94,10 @@ def test_pasted_code_after_the_words_is_left_out():
 def test_hints_are_ordered_by_trust_and_keep_their_order_within():
     a, b, c = (Hint(text=t, source=s) for t, s in (("a", Source.USER), ("b", Source.USER), ("c", Source.FEEDBACK)))
     assert merge_hints([a, b], [c, Hint(text="A", source=Source.USER)]) == (c, a, b)
+
+
+@pytest.mark.parametrize(
+    "complaint", ["I can't make anything of that.", "I did not get a real answer there.", "That tells me nothing."]
+)
+def test_a_complaint_that_the_answer_says_nothing_is_no_hint(complaint: str):
+    assert directive(complaint) == ""

@@ -45,13 +45,13 @@ _SAYS_NOTHING_OF_HOW = frozenset(
 # fmt: off
 _JUDGES_THE_WHOLE = frozenset(
     {
-        "after", "all", "annoying", "answers", "appreciate", "ask", "asked", "be", "boring", "confused", "confusing",
-        "details", "effort", "endless", "enough", "essay", "far", "first", "gist", "going", "halfway", "hard", "has",
-        "having", "if", "keep", "lecture", "line", "lines", "long", "longer", "lost", "lot", "lots", "many", "much",
-        "need", "needed", "needs", "nobody", "novel", "now", "on", "only", "page", "pages", "point", "question",
-        "quite", "rambling", "read", "reading", "reply", "response", "right", "should", "simple", "stopped", "story",
-        "text", "through", "unclear", "useful", "vague", "verbose", "wall", "want", "wanted", "way", "who", "word",
-        "words", "wordy",
+        "after", "all", "annoying", "answers", "anything", "appreciate", "ask", "asked", "be", "boring", "breaks",
+        "confused", "confusing", "details", "effort", "endless", "enough", "essay", "far", "first", "gist", "going",
+        "halfway", "hard", "has", "having", "if", "keep", "lecture", "line", "lines", "long", "longer", "lost", "lot",
+        "lots", "many", "middle", "missing", "much", "need", "needed", "needs", "nobody", "nothing", "novel", "now",
+        "on", "only", "page", "pages", "point", "question", "quite", "rambling", "read", "reading", "real", "reply",
+        "response", "right", "should", "simple", "something", "stopped", "stops", "story", "tells", "text", "through",
+        "unclear", "useful", "vague", "verbose", "wall", "want", "wanted", "way", "who", "word", "words", "wordy",
     }
 )
 # fmt: on
