@@ -390,4 +390,5 @@ def test_where_the_plan_was_too_hopeful_the_stress_step_finds_out(store: Store, 
     failed = store.read_now(last_event, "stress_failed")
     assert failed is not None
     assert "can't allocate memory" in failed["error"]
-    assert int(said.removeprefix("trains turns of ")) in (1024, 512)
+    # 3,072 tokens at first, and half as often as it takes; one of them is for a micro-batch.
+    assert int(said.removeprefix("trains turns of ")) in (1535, 767, 383)
