@@ -94,7 +94,7 @@ def test_parquet_has_no_column_for_a_field_that_no_message_has(store: Store, tmp
 def test_trl_trains_a_step_on_each_kind(
     data: Path, tmp_path_factory: pytest.TempPathFactory, tiny_model_path: Path, kind: str, form: str
 ):
-    pytest.importorskip("trl", reason="trl is not installed")
+    pytest.importorskip("trl", reason="trl, which the extra dev brings, is missing")
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer
     from trl.experimental.sdft import SDFTConfig, SDFTTrainer

@@ -36,7 +36,7 @@ def test_without_the_generator_the_error_says_what_to_install(monkeypatch: pytes
 
 
 def test_tasks_are_short_different_and_the_same_for_the_same_seed():
-    pytest.importorskip("reasoning_gym", reason="the extra 'people' is not installed")
+    pytest.importorskip("reasoning_gym", reason="reasoning-gym, which the extra people brings, is missing")
     tasks = make_tasks(40, seed=3, error_share=0.3)
     assert tasks == make_tasks(40, seed=3, error_share=0.3)
     assert tasks != make_tasks(40, seed=4, error_share=0.3)
